@@ -18,26 +18,23 @@ what    --list              list studies with their sweeps, points and engines, 
         --engines A,B:F=V   these engines in place of the sweep's, with values of their own fields:
                             vanilla,hybrid:stride=4,dynamic:just_in_time=true
         --only POINT        this point alone: name, part of it or pattern; may be repeated
-        --index N           the N-th point alone; --list-points lists them by number
+        --index N           the N-th point alone, as a task of a job array does
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]
         --model NAME        run this model instead of the sweep's
         --iterations N      iterations of each run; --repeats N: runs of each point
         --minutes N         start no run that is not likely to end within so many minutes
-        --set FIELD=VALUE   any field of a point, in every run that takes it; as an option too: --lr
-                            1e-4, --device auto|cpu|cuda, --data-prefix P, --model.vocab-size N
+        --FIELD VALUE       any field of a point, in every run that takes it: --lr 1e-4, --dtype fp32,
+                            --device auto|cpu|cuda, --data-prefix P, --model.vocab-size N
         --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
                             needs --vocab-size N where no manifest lies beside it
-again   --resume            only what was never run or was interrupted
-        --rerun-failed      only what failed or was interrupted; --again: everything, done or not
-        --keep              results of older code stay, marked as such
+again   --again             everything, done or not; --keep: results of older code stay, marked as such
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
-        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
-where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --num-gpus N,
-        --rdzv-endpoint HOST:PORT, --autotuning tune|run
+        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard
+where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
         --paper-keys, --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
@@ -53,7 +50,7 @@ look=
 for word in "$@"; do
   case ${word//_/-} in
     -h | --help) usage && exit 0 ;;
-    --list | --list-points | --dry-run) look=${word//_/-} ;;
+    --list | --dry-run) look=${word//_/-} ;;
   esac
 done
 

@@ -23,7 +23,7 @@ PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
     r"^deepspeed==(.+)", Path("requirements/run.txt").read_text(), re.M
 )
 OLDER_DEEPSPEED = tomllib.loads(
-    Path("src/deep_optimizer_states/deepspeed_releases.toml").read_text()
+    Path("src/deep_optimizer_states/adapter/deepspeed_releases.toml").read_text()
 )
 DEEPSPEED = [*OLDER_DEEPSPEED, NEWEST_DEEPSPEED]
 MEGATRON = {"3.11": ["0.16.1"], "3.12": ["0.16.1", "0.19.2"], "3.13": ["0.16.1", "0.19.2"]}

@@ -9,26 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from configs.cli import Parser, add_json, add_warmup, complain, number_from_0, run_command, say
 from parse.log import read_usable_log
 from parse.records import PHASES, Log, LogError
-from parse.two_runs import (
-    Comparison,
-    Timing,
-    compare,
-    comparison_json,
-    comparison_notes,
-    reject_lines,
-)
-from parse.verdict import DEFAULT_TOLERANCE
+from parse.verdict import DEFAULT_TOLERANCE, compare, reject_lines
 
 KEYS = ("vanilla", "deep_optimizer_states")
-"""Of the two sides in the JSON."""
-NAMES = ("vanilla", "ours")
-"""What notes call them."""
+"""Names of the two sides in the JSON."""
 
 
 def main() -> int:
@@ -39,16 +30,15 @@ def main() -> int:
         read_usable_log(args.deep_optimizer_states),
     )
     _refuse_mixed_up(*logs)
-    words = ("vanilla", "deep-optimizer-states")
-    result = compare(*logs, args.warmup, args.tolerance, words)
-    if not result.pair.word:
+    result = compare(*logs, args.warmup, args.tolerance, KEYS)
+    if not result["verdict"]["pair"]:
         paths = " and ".join(str(log.path) for log in logs)
         raise LogError(f"{paths}: they have no iteration in common")
     if args.show_rejects:
         for line in (line for log in logs for line in reject_lines(log)):
             complain(line)
     if args.json:
-        say(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))
+        say(json.dumps(result, indent=2, allow_nan=False))
     else:
         say("\n".join(_as_text(logs, result)))
     return 0
@@ -72,31 +62,32 @@ def _refuse_mixed_up(vanilla: Log, ours: Log) -> None:
     if vanilla.path.samefile(ours.path):
         raise LogError(f"{ours.path}: is given twice; give a log of each engine")
     engines = [log.settings.get("engine") for log in (vanilla, ours)]
-    if engines[1] == NAMES[0] and engines[0] not in (None, NAMES[0]):
+    if engines[1] == "vanilla" and engines[0] not in (None, "vanilla"):
         raise LogError(
             f"{vanilla.path}: its name says {engines[0]}, and that of {ours.path} says "
             f"{engines[1]}: they are swapped; exchange the two"
         )
 
 
-def _as_text(logs: tuple[Log, Log], result: Comparison) -> list[str]:
+def _as_text(logs: tuple[Log, Log], result: dict[str, Any]) -> list[str]:
+    details = result["verdict_detail"]
     lines = [
         *_interval_times("Vanilla Deepspeed", logs[0]),
         *_interval_times("Deep Optimizer States", logs[1]),
         "",
-        f"Median (mean) in ms without the first {result.warmup}, and vanilla / ours:",
+        f"Median (mean) in ms without the first {result['warmup']}, and vanilla / ours:",
         f"  {'':<10}{'vanilla':>26}{'ours':>26}{'ratio':>16}",
         *(_phase_line(result, phase) for phase in ("iteration", *PHASES)),
         "",
-        f"Loss, vanilla: {result.reference.text}",
-        f"Loss, ours:    {result.ours.text}",
-        f"Pair: {result.pair.text}",
-        f"Judged on {result.pair.judged_on}",
-        *(f"note: {note}" for note in comparison_notes(logs, result, NAMES)),
+        f"Loss, vanilla: {details[KEYS[0]]['text']}",
+        f"Loss, ours:    {details[KEYS[1]]['text']}",
+        f"Pair: {details['pair']['text']}",
+        f"Judged on {details['pair']['judged_on']}",
+        *(f"note: {note}" for note in result["notes"]),
     ]
-    if result.speedup is None:
-        return [*lines, f"speed-up withheld: {result.withheld}"]
-    return [*lines, f"speed-up: {result.speedup:.3f}x (tolerance {result.tolerance:g})"]
+    if result["speedup"] is None:
+        return [*lines, f"speed-up withheld: {result['speedup_withheld']}"]
+    return [*lines, f"speed-up: {result['speedup']:.3f}x (tolerance {result['tolerance']:g})"]
 
 
 def _interval_times(title: str, log: Log) -> list[str]:
@@ -108,17 +99,17 @@ def _interval_times(title: str, log: Log) -> list[str]:
     return [f"Interval times from {title}:", *map(str.__add__, numbers, shown)]
 
 
-def _phase_line(result: Comparison, phase: str) -> str:
-    def cell(timing: Timing) -> str:
-        if timing.median_ms is None:
-            return "missing"
-        return f"{timing.median_ms:.1f} ({timing.mean_ms:.1f}) n={timing.n}"
+def _phase_line(result: dict[str, Any], phase: str) -> str:
+    def both(median: float | None, mean: float | None, digits: int) -> str:
+        return "missing" if median is None else f"{median:.{digits}f} ({mean:.{digits}f})"
 
-    pair = result.phases[phase]
-    ratio = (
-        "missing" if pair.median_ratio is None else f"{pair.median_ratio:.3f} ({pair.ratio:.3f})"
-    )
-    return f"  {phase:<10}{cell(pair.reference):>26}{cell(pair.ours):>26}{ratio:>16}"
+    cells = []
+    for key in KEYS:
+        median = result["median_ms"][key][phase]
+        count = "" if median is None else f" n={result['timed_iterations'][key][phase]}"
+        cells.append(both(median, result["mean_ms"][key][phase], 1) + count)
+    ratio = both(result["ratio_of_medians"][phase], result["ratio"][phase], 3)
+    return f"  {phase:<10}{cells[0]:>26}{cells[1]:>26}{ratio:>16}"
 
 
 if __name__ == "__main__":

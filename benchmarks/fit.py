@@ -1,4 +1,4 @@
-"""Fit a shipped profile again to published values: ``python -m benchmarks.fit CSV [-o FILE]``.
+"""Fit a shipped profile again to published values: ``python -m benchmarks.fit [-o FILE]``.
 
 It prints what the fit leaves over, and writes the profile. Every fitted rate has a physical
 meaning. What the rows do not determine stays as the starting profile has it, and is marked
@@ -7,13 +7,10 @@ meaning. What the rows do not determine stays as the starting profile has it, an
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import math
-import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,29 +20,32 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from configs.cli import Parser, run_command, say
+from configs.study import default_study
+from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.predict.cli import residual_lines
-from deep_optimizer_states.predict.machine import RATE_NAMES, Curve, Kind, Machine, load_machine
+from deep_optimizer_states.predict.machine import (
+    RATE_NAMES,
+    Curve,
+    Kind,
+    Machine,
+    load_machine,
+    profile_text,
+)
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import StockOffload, Workload
+from launch.simulate.command import read_published
 from launch.simulate.workloads import paper_software
 
 BASELINE, HYBRID = paper_software()[""], paper_software()["stride"]
 MODELS = ("7B", "8.3B", "10B")
 RANKS = 4
-COLUMNS = ("machine", "model", "stride", "offload_ratio", "quantity", "value")
-"""Others are not read. Without a stride a row is of the baseline, with one of the hybrid update."""
 SUBGROUP_NUMEL = 100_000_000
 """As the authors' logs of these figures have it."""
 TOLERANCE = 0.05
 """Errors below it count by their square, larger ones by their size: published forwards differ by a
 factor of two between runs of the same model."""
-
-
-class FitError(DeepOptimizerStatesError, ValueError):
-    """The CSV cannot be read, or holds no row to fit."""
 
 
 @dataclass(frozen=True)
@@ -89,56 +89,28 @@ STAGES = {
     ),
     "a100x4": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), "update_s"),),
 }
-"""What the rows of each machine determine, in the order in which it is fitted."""
+"""Rates that the rows of each machine determine, in the order in which they are fitted."""
 
 
-def read_observations(path: Path, machine: str) -> list[Observation]:
-    """Read the published values of one machine, of the models that profiles are fitted to.
-
-    Raises:
-        FitError: The file cannot be read, lacks columns, or holds no such row.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(line for line in file if not line.startswith("#"))
-            rows, columns = list(reader), reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FitError(f"{path}: cannot be read: {error}") from None
-    if missing := [name for name in COLUMNS if name not in columns]:
-        raise FitError(
-            f"{path}: columns missing: {', '.join(missing)}; expected {','.join(COLUMNS)}"
+def observations_of(machine: str) -> list[Observation]:
+    """Return the published values of one machine, of the models that profiles are fitted to."""
+    found = []
+    for value in read_published(default_study()):
+        model, stride = str(value.fields["model"]), int(value.fields["stride"])
+        if value.machine != machine or model not in MODELS:
+            continue
+        workload = Workload(
+            load_model(model)[0],
+            HYBRID if stride else BASELINE,
+            dp=RANKS,
+            stride=stride or 2,
+            offload_ratio=value.fields["offload_ratio"],
+            subgroup_numel=SUBGROUP_NUMEL,
         )
-    try:
-        own = [row for row in rows if row["machine"] == machine and row["model"] in MODELS]
-        found = [item for row in own if (item := _observe(row))]
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise FitError(f"{path}: a row cannot be read: {error}") from None
-    if not found:
-        raise FitError(f"{path}: no row of {', '.join(MODELS)} on {machine}")
+        label = f"{model} stride {stride} ratio {workload.offload_ratio:g} {value.quantity}"
+        quantity, seconds = value.column().replace("_ms", "_s"), value.milliseconds(model) / 1000
+        found.append(Observation(workload, quantity, seconds, label))
     return found
-
-
-def _observe(row: Mapping[str, str]) -> Observation | None:
-    """Return None for a quantity that is not predicted."""
-    model, quantity, value = row["model"], row["quantity"], float(row["value"])
-    stride, ratio = int(row["stride"]), float(row["offload_ratio"])
-    workload = Workload(
-        load_model(model)[0],
-        HYBRID if stride else BASELINE,
-        dp=RANKS,
-        stride=stride or 2,
-        offload_ratio=ratio,
-        subgroup_numel=SUBGROUP_NUMEL,
-    )
-    label = f"{model} stride {stride} ratio {ratio:g} {quantity}"
-    if quantity == "update_rate":
-        # The authors divide the model's nominal size, not its parameters, by the update's time.
-        return Observation(workload, "update_s", float(model[:-1]) / value, label)
-    if iterations := re.fullmatch(r"iterations_(\d+)_s", quantity):
-        return Observation(workload, "iteration_s", value / int(iterations[1]), label)
-    if quantity in ("forward_s", "backward_s", "update_s"):
-        return Observation(workload, quantity, value, label)
-    return None
 
 
 def fit(machine: Machine, observations: Sequence[Observation], stages: Sequence[Stage]) -> Machine:
@@ -227,42 +199,18 @@ def report(machine: Machine, observations: Sequence[Observation]) -> str:
     return "\n".join([*lines, "", *residual_lines(machine.residuals)])
 
 
-def profile_text(machine: Machine) -> str:
-    """Return a profile as TOML."""
-    fields = {item.name: getattr(machine, item.name) for item in dataclasses.fields(machine)}
-    tables = {name: fields.pop(name) for name in ("rates", "costs", "kinds", "residuals")}
-    lines = _pairs(fields)
-    for name, table in tables.items():
-        pairs = _pairs(vars(table) if dataclasses.is_dataclass(table) else table)
-        lines += ["", f"[{name}]", *pairs] if pairs else []
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    known = {key: value for key, value in values.items() if value is not None}
-    return [f"{key} = {_value(value)}" for key, value in known.items()]
-
-
-def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print and write; returns the exit status."""
     text = "Fit a shipped profile again to published values, and print what is left over."
     parser = Parser("python -m benchmarks.fit", text)
-    columns = f"published values, with the columns {','.join(COLUMNS)}"
     machine_help = "the profile to begin with, and whose rows (default: %(default)s)"
-    parser.add_argument("csv", type=Path, help=columns)
     parser.add_argument("--machine", choices=sorted(STAGES), default="h100x4", help=machine_help)
     parser.add_argument("-o", "--out", type=Path, help="where to write the profile")
     given = parser.read(argv)
-    observations = read_observations(given.csv, given.machine)
+    observations = observations_of(given.machine)
     machine = refit(load_machine(given.machine), observations)
     if given.out is not None:
-        write_whole(given.out, profile_text(machine))
+        write_whole(given.out, profile_text(dataclasses.asdict(machine)))
     say(report(machine, observations))
     return 0
 

@@ -1,4 +1,4 @@
-"""What to run first on a machine with a GPU: ``make gpu-check ARGS="[PART ...]"``.
+"""Run first on a machine with a GPU: ``make gpu-check ARGS="[PART ...]"``.
 
 Each part is a process group of its own with a time limit, and one that fails costs no other. Their
 logs, and one summary of all calls, lie in a folder. Without a GPU every part runs as far as a CPU
@@ -27,7 +27,7 @@ from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
 
 BUILT = SOURCE_FOLDER / "build" / "gpu-check"
-"""What is compiled and, in ``SITE``, installed where `make setup` did neither."""
+"""Folder of what is compiled and, in ``SITE``, installed where `make setup` did neither."""
 SITE = BUILT / "site"
 NEEDED = (
     *("torch", "deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),

@@ -1,13 +1,12 @@
 """The host's side of an update, beside stock DeepSpeed's: ``python -m benchmarks.host``.
 
-Three comparisons, for each number of threads in a process of its own:
+Two comparisons, for each number of threads in a process of its own:
 
 - passes over one subgroup's arrays: our fused kernel, a probe that reads and writes the same bytes
   with next to no arithmetic, and the passes stock makes one after the other;
-- ``engine.step()`` of real DeepSpeed engines on the CPU: stock ZeRO-3 offload and the plugin;
-- series of small tiles through our kernel, with the cores as they are and taken by busy loops.
+- ``engine.step()`` of real DeepSpeed engines on the CPU: stock ZeRO-3 offload and the plugin.
 
-In the first two both sides start from the same bits and must end with the same bits, or there is
+Both sides start from the same bits and must end with the same bits, or there is
 no ratio. What is compared with what, and why, is in docs/benchmarks.md.
 """
 
@@ -19,20 +18,18 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.timing import BenchmarkError
 from configs.cli import Parser, complain, count, run_command, say
-from deep_optimizer_states.calibrate.watch import look_around
-from deep_optimizer_states.cores import cpu_facts
+from deep_optimizer_states.calibrate.cli import busy_warning
+from deep_optimizer_states.core.host import cpu_facts
 
 EXIT_DIFFERENT = 1
-SCHEMA_VERSION = 1
 FUSED_TARGET, PROBE_TARGET, ENGINE_TARGET = 2.5, 0.9, 1.0
 _BYTES_A_PARAMETER = 70
 """Host memory that the passes' arrays take together."""
@@ -90,13 +87,6 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [head, as_table([f"passes over {found['numel']:,} parameters", title], rows), ""]
     rows = [[name, _spread(row)] for name, row in both["seconds_per_1e9"].items()]
     lines += [as_table([f"step() of {both['numel']:,} parameters", title], rows), ""]
-    ways = list(result["tiles"][0]["ms"])
-    rows = [
-        [f"{row['tiles']} of {row['numel']:,}, cores {row['cores']}"]
-        + [_spread(row["ms"][way], 2) for way in ways]
-        for row in result["tiles"]
-    ]
-    lines += [as_table(["small tiles, ms, median (quartiles)", *ways], rows), ""]
     lines.append(as_table(["ratio", "median (quartiles)", "goal", ""], ratios(result)))
     return "\n".join([*lines, _EMULATED])
 
@@ -147,21 +137,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measure_all(given: argparse.Namespace) -> int:
-    check_output(given.json)
     _check(given)
-    facts = machine_facts()
-    say(f"{facts['processor']}, {facts['usable_cpus']} CPUs, load {facts['load']}")
+    processor = cpu_facts("model name") or platform.machine()
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "deepspeed"))
+    say(f"{processor}, {len(os.sched_getaffinity(0))} CPUs, {versions}")
+    if warning := busy_warning():
+        _say(warning)
     results = []
-    others = look_around(_say)
     for num_threads in given.threads:
         results.append(measure(num_threads, given))
         say(f"\n{as_text(results[-1])}")
-    facts["others_used_cpus"] = round(others.used_cpus(), 2)
-    if warning := others.warning("used"):
-        _say(warning)
-    if given.json:
-        content = {"schema_version": SCHEMA_VERSION, "machine": facts, "results": results}
-        write_json(given.json, content)
     return 0 if all_equal(results) else EXIT_DIFFERENT
 
 
@@ -179,49 +164,8 @@ def _check(given: argparse.Namespace) -> None:
         )
 
 
-def check_output(path: Path | None) -> None:
-    """Refuse a file that is there, before anything is measured.
-
-    Raises:
-        BenchmarkError: It is there, or its folder is not.
-    """
-    if path is None:
-        return
-    if path.exists():
-        raise BenchmarkError(f"--json {path}: already there; give a new name")
-    if not path.parent.is_dir():
-        raise BenchmarkError(f"--json {path}: there is no folder {path.parent}")
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a new file.
-
-    Raises:
-        BenchmarkError: It appeared in the meantime.
-    """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, allow_nan=False)
-            file.write("\n")
-    except FileExistsError:
-        raise BenchmarkError(f"--json {path}: already there; give a new name") from None
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return what decides the figures: processor, memory and versions."""
-    return {
-        "processor": cpu_facts("model name") or platform.machine(),
-        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        "usable_cpus": len(psutil.Process().cpu_affinity()),
-        "memory_bytes": psutil.virtual_memory().total,
-        "load": psutil.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in ("torch", "deepspeed")},
-    }
-
-
 def _work(given: argparse.Namespace) -> int:
-    from benchmarks.host_worker import engines, passes, tiles
+    from benchmarks.host_worker import engines, passes
 
     (num_threads,) = given.threads
     numel = given.width**2 * given.layers
@@ -233,10 +177,6 @@ def _work(given: argparse.Namespace) -> int:
         "engines": (
             f"step() of engines with {numel:,} parameters",
             lambda: engines(given.width, given.layers, given.repeats),
-        ),
-        "tiles": (
-            "small tiles, with the cores as they are and taken",
-            lambda: tiles(given.repeats, num_threads),
         ),
     }
     result: dict[str, Any] = {"threads": num_threads}
@@ -260,7 +200,6 @@ def _parser() -> Parser:
     add("--layers", type=count, default=6, help="layers of the engines [6: 100 million parameters]")
     add("--repeats", type=count, default=9, help="turns that count [9]")
     add("--threads", type=count, nargs="+", default=[1, 2], help="each measured by itself [1 2]")
-    add("--json", type=Path, help="write the figures to this new file as well")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 

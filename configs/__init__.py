@@ -1,1 +1,1 @@
-"""What a run is: models, points and sweeps as TOML, checked by :mod:`configs.schema`."""
+"""Runs as data: models, points and sweeps as TOML, checked by :mod:`configs.schema`."""

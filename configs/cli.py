@@ -1,4 +1,4 @@
-"""What every command line of the harness shares: its parser, common options, words and exit codes.
+"""The parser, common options, words and exit codes of the harness's command lines.
 
 Standard library alone. A program's ``main`` reads ``sys.argv`` with :meth:`Parser.read`, raises
 :class:`~configs.errors.ConfigError` for a user's mistake and returns its exit code. It ends in::
@@ -134,24 +134,19 @@ def count_from_0(text: str) -> int:
 
 def number_from_0(text: str) -> float:
     """Return a number, 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number, 0 or more")
-    return value
+    return duration("", text, least=0)
 
 
 def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
-    """Return a number of seconds or minutes, ``least`` or more."""
+    """Return a number of a unit such as seconds, ``least`` or more."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not least <= value < float("inf"):
+        words = f"a number of {unit}" if unit else "a number"
         limit = "above 0" if least else "0 or above"
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
+        raise argparse.ArgumentTypeError(f"{text!r}: give {words} {limit}")
     return value
 
 

@@ -29,8 +29,8 @@ class FieldRow(Table):
     only_some_engines: bool = False
     """Engines that do not list it have it at its default; where set, it belongs to their name."""
     in_pairs: Literal["same", "prefer", "free"] = "same"
-    """Whether a run and its reference must agree in it; ``prefer``: results do not depend on it but
-    times do; ``free``: it may differ."""
+    """``same``: a run and its reference must agree in it; ``prefer``: times depend on it, results
+    do not; ``free``: it may differ."""
     log: str = ""  # before the value in a log's name
     axis: str = ""  # label of a figure's axis; empty: the title
     log_axis: bool = False  # values double or grow tenfold

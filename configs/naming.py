@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.fields import field_row
 from configs.schema import Point
-from configs.study import Engine, Study
+from configs.study import Study
 
 UNKNOWN_ENGINE = "unknown engine"
 _UNNAMED = frozenset(
@@ -34,12 +34,12 @@ class Namer:
 
     def engine(self, point: Fields) -> str:
         """Return ``vanilla``, ``hybrid stride 2``: the engine and fields that it alone takes."""
-        name = point.get("engine") or UNKNOWN_ENGINE
-        return " ".join([str(name), *self._engine_fields(point)])
+        settings = (self.setting(name, point[name]) for name in self._set_fields(point))
+        return " ".join([str(point.get("engine") or UNKNOWN_ENGINE), *settings])
 
     def engine_tag(self, point: Fields) -> str:
         """Return the engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
-        row = self._row(point)
+        row = self.study.engines.get(str(point.get("engine")))
         if row is None:
             return "?"
         texts, signs = [], []
@@ -55,9 +55,13 @@ class Namer:
         """Return what tells an engine with its fields from others, sorted as figures show them."""
         name, names = str(point.get("engine")), list(self.study.engines)
         place = names.index(name) if name in names else len(names)
-        own = self._set_fields(point)
-        values = tuple(_sortable(point[k] if k in own else 0.0) for k in self._own_fields(point))
-        return (place, name, values)
+        set_here = self._set_fields(point)
+        # Set or not comes first: a switch that is off and on by default is not at its default.
+        values = tuple(
+            (key in set_here, _sortable(point[key] if key in set_here else 0.0))
+            for key in self._own_fields(point)
+        )
+        return place, name, values
 
     def setting(self, name: str, value: object) -> str:
         """Return a field and its value: ``micro-batch 4``."""
@@ -94,14 +98,10 @@ class Namer:
         settings = [self.setting(key, value) for key, value in values.items()]
         return [*([] if model is None else [str(model)]), *settings]
 
-    def _row(self, point: Fields) -> Engine | None:
-        return self.study.engines.get(str(point.get("engine")))
-
     def _own_fields(self, point: Fields) -> list[str]:
-        row = self._row(point)
-        taken = row.fields if row else {}
+        row = self.study.engines.get(str(point.get("engine")))
         fields = self.study.fields.items()
-        return [name for name, field in fields if field.only_some_engines and name in taken]
+        return [name for name, f in fields if f.only_some_engines and row and name in row.fields]
 
     def _set_fields(self, point: Fields) -> list[str]:
         """Return the fields that the point's engine alone takes, where not at their default."""
@@ -110,9 +110,6 @@ class Namer:
             for name in self._own_fields(point)
             if not _is_missing(point.get(name)) and point[name] != self.study.fields[name].default
         ]
-
-    def _engine_fields(self, point: Fields) -> list[str]:
-        return [self.setting(name, point[name]) for name in self._set_fields(point)]
 
 
 def flat(point: Point) -> dict[str, Any]:

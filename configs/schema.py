@@ -19,6 +19,8 @@ from configs.table import NAME_PATTERN, Table
 if TYPE_CHECKING:
     from configs.study import Engine, Study
 
+MODEL_PREFIX = "model."
+"""``model.hidden`` is one field of the model that a point names."""
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 
@@ -87,6 +89,10 @@ class Model(Table):
         even, more = divmod(self.layers, pp)
         order = [*range(1, pp - 1), 0, pp - 1]
         return tuple(even + (stage in order[:more]) for stage in range(pp))
+
+
+MODEL_FIELDS = {MODEL_PREFIX + name: field for name, field in Model.model_fields.items()}
+"""Fields of a model as a point's overrides name them."""
 
 
 class Point(Table):
@@ -183,7 +189,12 @@ class Point(Table):
         if self.engine not in study.engines:
             raise ValueError(explain.unknown("engine", self.engine, study.engines))
         for name in study.set_by_engines:
-            self._check_set(study, name)
+            value, fixed = getattr(self, name), study.fixed_value(self.engine, name)
+            if value != fixed:
+                raise ValueError(
+                    f"{name} = {value!r}: engine '{self.engine}' has {name} = {fixed!r}; leave it "
+                    "out or choose another engine"
+                )
         taken = study.engines[self.engine].fields
         for name, row in study.fields.items():
             value = getattr(self, name)
@@ -194,25 +205,11 @@ class Point(Table):
                     f"leave it out or choose engine {' or '.join(map(repr, takers))}"
                 )
         for name, limits in taken.items():
-            value, limit = getattr(self, name), ""
+            value, where = getattr(self, name), f"for engine '{self.engine}'"
             if limits.minimum is not None and value < limits.minimum:
-                limit = f"at least {limits.minimum:g}"
+                raise ValueError(f"{name} must be at least {limits.minimum:g} {where}")
             if limits.below is not None and value >= limits.below:
-                limit = f"below {limits.below:g}"
-            if limit:
-                raise ValueError(f"{name} must be {limit} for engine '{self.engine}'")
-
-    def _check_set(self, study: Study, name: str) -> None:
-        """Refuse a value that contradicts the engine, which says it already."""
-        default, value = type(self).model_fields[name].default, getattr(self, name)
-        said = {key: row.sets.get(name, default) for key, row in study.engines.items()}
-        if value != said[self.engine]:
-            others = [repr(key) for key, one in said.items() if one == value]
-            way_out = f" or choose engine {' or '.join(others)}" if others else ""
-            raise ValueError(
-                f"{name} = {value!r}: engine '{self.engine}' has {name} = {said[self.engine]!r}; "
-                f"leave it out{way_out}"
-            )
+                raise ValueError(f"{name} must be below {limits.below:g} {where}")
 
     @property
     def accumulation(self) -> int:
@@ -226,7 +223,7 @@ class Point(Table):
 
     @property
     def row(self) -> Engine:
-        """What the study says of the engine.
+        """The engine as its study describes it.
 
         Raises:
             TypeError: the point belongs to no study.
@@ -242,8 +239,8 @@ class Point(Table):
 
     def value(self, name: str) -> Any:  # noqa: ANN401 - any field
         """Return a field's value, be it of the study, of the model (``model.NAME``) or derived."""
-        if name.startswith("model."):
-            return getattr(self.model, name.removeprefix("model."))
+        if name.startswith(MODEL_PREFIX):
+            return getattr(self.model, name.removeprefix(MODEL_PREFIX))
         return self.model.name if name == "model" else getattr(self, name)
 
     @property

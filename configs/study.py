@@ -16,29 +16,31 @@ from typing import Annotated, Any, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import (
+    AfterValidator,
     Field,
     PositiveInt,
     PrivateAttr,
     TypeAdapter,
     ValidationError,
     create_model,
-    field_validator,
     model_validator,
 )
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
-from configs.schema import Model, Point, read_toml
+from configs.schema import MODEL_PREFIX, Model, Point, read_toml
 from configs.table import NAME_PATTERN, Table
 from configs.templates import fields_in, laid_over
 
+_BATCH = ("accumulation", "global_batch_size")
+"""Two ways to say the same; one that is laid over replaces the other."""
 STUDIES_DIR = Path(__file__).resolve().parent / "studies"
 STUDY_FILE = "study.toml"
 GPU, TWO_RANKS = "gpu", "two-ranks"
 
 
 class Gate(Table):
-    """What must hold between an engine and the reference before a ratio is called a speed-up.
+    """The condition under which a ratio to the reference is called a speed-up.
 
     ``bitwise``: losses, gradient norms and final state are equal. ``close``: ``quantity`` never
     differs by more than ``tolerance``. ``quality``: the mean of ``metric`` over ``seeds`` is worse
@@ -62,7 +64,7 @@ class Gate(Table):
 
     @property
     def words(self) -> str:
-        """What the gate asks for, in a sentence of a report."""
+        """The gate's condition, in a sentence of a report."""
         if self.kind == "bitwise":
             return "equal to the reference in every bit"
         if self.kind == "close":
@@ -93,11 +95,20 @@ class Phase(Table):
 
 
 class FieldLimits(Table):
-    """What an engine asks of one of its fields; a ``default`` of None is the field's own."""
+    """Limits of a field under one engine; a ``default`` of None is the field's own."""
 
     default: Any = None
     minimum: float | None = None
     below: float | None = None
+
+
+def _need(text: str) -> str:
+    try:
+        if text not in (GPU, TWO_RANKS):
+            Requirement(text)
+    except InvalidRequirement:
+        raise ValueError(f"give {GPU}, {TWO_RANKS} or a requirement as 'x>=2'") from None
+    return text
 
 
 class Engine(Table):
@@ -121,26 +132,14 @@ class Engine(Table):
     equals: str = ""
     """Another engine whose results it must have, bit for bit, whatever the gate asks for."""
     ends_update: bool | str = True
-    """Whether the update is over when ``step()`` returns, so that the phases have their own times;
+    """True where the update is over when ``step()`` returns, so that phases have their own times;
     or the name of a field that makes it not so when it is set."""
-    needs: tuple[str, ...] = ()  # gpu, two-ranks, or a requirement such as deepspeed>=0.19.4
+    needs: tuple[Annotated[str, AfterValidator(_need)], ...] = ()
+    """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
     zero_init: bool = True  # whether the model may be partitioned while it is made
     keys: dict[str, Any] = Field(default_factory=dict)
     """The engine in the keys of the paper's fork of DeepSpeed; ``"{field}"`` is a field's value."""
     log: str = ""  # how it reads in a log's name; empty: engine_NAME
-
-    @field_validator("needs")
-    @classmethod
-    def _needs_can_be_checked(cls, needs: tuple[str, ...]) -> tuple[str, ...]:
-        for need in needs:
-            try:
-                if need not in (GPU, TWO_RANKS):
-                    Requirement(need)
-            except InvalidRequirement:
-                raise ValueError(
-                    f"{need!r}: give {GPU}, {TWO_RANKS} or a requirement as 'deepspeed>=0.19.4'"
-                ) from None
-        return needs
 
 
 class Figure(Table):
@@ -165,11 +164,19 @@ class Companion(Table):
 
 
 class Published(Table):
-    """What the values of ``published.csv`` are of."""
+    """Source and conditions of the values of ``published.csv``."""
 
     source: str
     conditions: dict[str, Any] = Field(default_factory=dict)
     """Fields of a point, and their values in every published run."""
+
+
+class _Batch(Table):
+    """Fields whose product is the global batch."""
+
+    accumulation: PositiveInt
+    micro_batch_size: PositiveInt = 1
+    dp: PositiveInt = 1
 
 
 class Study(Table):
@@ -187,7 +194,7 @@ class Study(Table):
     gate: Gate = Gate()
     phases: dict[str, Phase] = Field(default_factory=dict)  # in the order they run
     fields: dict[str, FieldRow] = Field(default_factory=dict)
-    """What the study varies beside the fields of every point."""
+    """Fields that the study varies beside those of every point."""
     engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)
@@ -243,6 +250,10 @@ class Study(Table):
         """Fields of every point that the engines fix, so that the engine's name says them."""
         return tuple(dict.fromkeys(name for row in self.engines.values() for name in row.sets))
 
+    def fixed_value(self, engine: str, name: str) -> Any:  # noqa: ANN401 - any field
+        """Return the value that an engine has of a field that engines fix."""
+        return self.engines[engine].sets.get(name, Point.model_fields[name].default)
+
     @functools.cached_property
     def all_fields(self) -> dict[str, FieldRow]:
         """Fields of every point and those of the study, in the order in which names list them."""
@@ -286,33 +297,57 @@ class Study(Table):
     def make_point(self, table: Mapping[str, Any], source: str = "point") -> Point:
         """Build a point from a table of fields, the model's defaults filling what it leaves out.
 
-        ``model`` is the name of a model of the study or a table of its fields. The engine may be
-        given by any of its names. ``accumulation``, micro-batches a rank sums before an update, may
-        stand for ``global_batch_size``.
+        ``model`` is the name of a model of the study or a table of its fields, of which
+        ``model.hidden`` and the like replace one. The engine may be given by any of its names.
+        ``accumulation``, micro-batches a rank sums before an update, may stand for
+        ``global_batch_size``.
 
         Raises:
             ConfigError: a field is unknown or wrong; names field, value and remedy.
         """
-        fields = dict(table)
-        if "accumulation" in fields and "global_batch_size" in fields:
-            raise ConfigError(f"{source}: give accumulation or global_batch_size, not both")
+        fields = {key: value for key, value in table.items() if not key.startswith(MODEL_PREFIX)}
+        if all(key in fields for key in _BATCH):
+            raise ConfigError(f"{source}: give {' or '.join(_BATCH)}, not both")
         model = fields.get("model")
         if isinstance(model, str | int | float):
-            loaded, defaults = self.load_model(str(model))
-            fields = {**defaults, **fields, "model": loaded}
+            model, defaults = self.load_model(str(model))
+            fields = {**defaults, **fields}
         elif model is None:
             raise ConfigError(f"{source}: field 'model' is missing; give the name of a model")
+        of_model = {
+            key.removeprefix(MODEL_PREFIX): value
+            for key, value in table.items()
+            if key.startswith(MODEL_PREFIX)
+        }
+        fields["model"] = {**dict(model), **of_model} if of_model else model
         fields["engine"] = self.engine_name(fields.get("engine", self.reference))
         if engine := self.engine_of(fields):
             limits = engine.fields.items()
             defaults = {name: row.default for name, row in limits if row.default is not None}
             fields = {**engine.sets, **defaults, **fields}
         if "accumulation" in fields:
-            names = ("accumulation", "micro_batch_size", "dp")
-            factors = [_whole_number(name, fields.get(name, 1), source) for name in names]
-            fields["global_batch_size"] = factors[0] * factors[1] * factors[2]
+            given = {key: fields[key] for key in _Batch.model_fields if key in fields}
+            batch = _Batch.read(given, source)
             del fields["accumulation"]
+            fields["global_batch_size"] = batch.accumulation * batch.micro_batch_size * batch.dp
         return self.point_type.read(fields, source)
+
+    def overlaid(self, table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of a point's table with fields laid over it; values may be text.
+
+        An engine that is given replaces the table's as a whole, with the fields that it alone
+        takes; a field that the new engine takes as well stays unless it is given anew.
+        """
+        result = dict(table)
+        if "engine" in over:
+            engine = self.engine_of(over)
+            for field, row in self.fields.items():
+                if row.only_some_engines and not (engine and field in engine.fields):
+                    result.pop(field, None)
+        if any(key in over for key in _BATCH):
+            for key in _BATCH:
+                result.pop(key, None)
+        return {**result, **over}
 
     def files(self, kind: str) -> dict[str, Path]:
         """Return the files of ``models``, ``points`` or ``sweeps`` by their stems.
@@ -362,16 +397,6 @@ def _check_values(name: str, engine: Engine) -> None:
 def _spelled(word: str) -> str:
     """Return a name in the one spelling in which names are compared."""
     return word.strip().lower().replace("_", "-").replace(" ", "-")
-
-
-def _whole_number(field: str, value: str | float, source: str) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = 0
-    if number < 1:
-        raise ConfigError(f"{source}: {field} = {value!r}: give a whole number, 1 or more")
-    return number
 
 
 def study_names() -> list[str]:

@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, model_val
 
 from configs.errors import ConfigError, explain
 from configs.naming import name_points
-from configs.overrides import MODEL_FIELDS, apply_overrides
-from configs.schema import Point, read_toml
+from configs.schema import MODEL_FIELDS, Point, read_toml
 from configs.study import Study, default_study
 from configs.table import NAME_PATTERN, Table
 
@@ -29,11 +28,12 @@ def _lists(table: object) -> object:
     return {key: value if isinstance(value, list) else [value] for key, value in table.items()}
 
 
-Grid = Annotated[dict[str, list[Any]], BeforeValidator(_lists)]
+Values = Annotated[list[Any], Field(min_length=1)]
+Grid = Annotated[dict[str, Values], BeforeValidator(_lists)]
 
 
 class _Form(Table):
-    """What a sweep runs, at one size."""
+    """The runs of a sweep, at one size."""
 
     point: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`configs.schema.Point` that every run shares."""
@@ -46,11 +46,7 @@ class _Form(Table):
     repeats: PositiveInt = 1  # how often the whole list is run
 
     @model_validator(mode="after")
-    def _every_field_has_values(self) -> Self:
-        for table in (self.grid, *self.exclude, *self.engines):
-            for key, values in table.items():
-                if not values:
-                    raise ValueError(f"field '{key}' has no value")
+    def _each_field_is_given_once(self) -> Self:
         for key in self.grid:
             if any(key in engine for engine in self.engines):
                 raise ValueError(f"field '{key}' is given by grid and by engines; keep one")
@@ -148,7 +144,7 @@ class Sweep(_Form):
 
     @property
     def leaves_model_open(self) -> bool:
-        """Whether the machine decides which model is run."""
+        """True where the machine decides which model is run."""
         return self.model == AUTO_MODEL and "model" not in {*self.grid, *self.point}
 
     def points(self, model: str | None, overrides: Mapping[str, str] | None = None) -> list[Point]:
@@ -173,7 +169,7 @@ class Sweep(_Form):
             taken = set(engine.fields) if engine else set()
             unused -= taken
             given = {name: value for name, value in over.items() if name not in some - taken}
-            point = study.make_point(apply_overrides(table, given, study), source=source)
+            point = study.make_point(study.overlaid(table, given), source=source)
             if not any(_matches(point, rule, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
         for name in unused:
@@ -198,9 +194,9 @@ class Sweep(_Form):
             shared["model"] = model
             grid.pop("model", None)
         for cell in _product(grid):
-            with_cell = apply_overrides(shared, cell, self.study)
+            with_cell = self.study.overlaid(shared, cell)
             for row in self._engine_rows():
-                yield apply_overrides(with_cell, row, self.study)
+                yield self.study.overlaid(with_cell, row)
 
 
 def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -223,15 +219,13 @@ def _matches(point: Point, rule: Mapping[str, Sequence[Any]], study: Study) -> b
     return True
 
 
-def make_sweep(
-    table: Mapping[str, Any], study: Study | None = None, source: str = "sweep"
-) -> Sweep:
+def make_sweep(table: Mapping[str, Any], study: Study | None = None) -> Sweep:
     """Make a sweep of a study from a table of its fields.
 
     Raises:
         ConfigError: a field is wrong; names field, value and remedy.
     """
-    return Sweep.read(table, source, study or default_study())
+    return Sweep.read(table, "sweep", study or default_study())
 
 
 def sweep_names(study: Study | None = None) -> list[str]:
@@ -250,4 +244,4 @@ def load_sweep(name_or_path: str, study: Study | None = None) -> Sweep:
     path = files.get(name_or_path, Path(name_or_path))
     if path.suffix != ".toml":
         raise ConfigError(explain.unknown("sweep", name_or_path, sorted(files)))
-    return make_sweep(read_toml(path), study, str(path))
+    return Sweep.read(read_toml(path), str(path), study)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from configs.errors import ConfigError, explain
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
-"""Of names that become names of files."""
+"""Pattern of names that become names of files."""
 
 
 class Table(BaseModel):

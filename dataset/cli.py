@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,12 @@ from dataset.embedded import CACHE_VARIABLE, EMBEDDED, OSCAR, Corpus, cache_fold
 from dataset.files import DatasetError
 
 if TYPE_CHECKING:
-    from dataset.prepare import Finished, Job
+    from dataset.prepare import Job
     from dataset.readers import InputFile
     from dataset.tokenizer import Tokenizer
 
 FOUND_DAMAGE = NOT_PREPARED = 1
 SHOWN_BAD_LINES = 5
-MOST_MEGABYTES = 1 << 20
-DAY_S = 86_400
 WEB_PACKAGES = "datatrove==0.10.1 trafilatura==2.3.1 ftfy==6.3.1 py3langid==0.4.0 orjson==3.13.0"
 
 PREPARE = f"""\
@@ -36,17 +35,12 @@ INSPECT = """\
 Shows documents, tokens and the beginning of a document, and checks the files. Exit code 1 means
 damage was found. A pair that `prepare` did not make brings no tokenizer; give one to see its text.
 """
-MERGE = """\
-Writes one pair with the documents of all, in the order given, and prints its prefix. The pairs
-stay.
-"""
+MERGE = "Writes one pair with the documents of all, in the order given, and prints its prefix."
 FIND = """\
 Prints the prefix of the data, or nothing and exit code 1 when `prepare` has not made it; nothing
 is fetched or built.
 """
-URLS = """\
-Writes the addresses that may lead to text, each once, in the order in which they come.
-"""
+URLS = "Writes the addresses that may lead to text, each once, in the order in which they come."
 DOWNLOAD = """\
 Asks for pages, heeding robots.txt, one request a second to a host, and writes their texts with
 'id' and 'url'.
@@ -90,7 +84,7 @@ def _say(line: str) -> None:
 
 def _number(text: str, least: float, most: float, kind: type = int) -> Any:  # noqa: ANN401
     number = kind(text)
-    if not least <= number <= most:
+    if not least <= number <= most:  # not a number is neither
         raise argparse.ArgumentTypeError(f"{text}: must be at least {least} and at most {most}")
     return number
 
@@ -98,24 +92,13 @@ def _number(text: str, least: float, most: float, kind: type = int) -> Any:  # n
 # Not so large that memory could not hold what is counted.
 _positive = partial(_number, least=1, most=1 << 22)
 _count = partial(_number, least=0, most=1 << 22)
-_seconds = partial(_number, least=0, most=DAY_S, kind=float)
+_seconds = partial(_number, least=0, most=86_400, kind=float)
 _share = partial(_number, least=0.01, most=0.99, kind=float)
+_mebibytes = partial(_number, least=1e-6, most=1 << 20, kind=float)
 # Each process holds two blocks of text in memory.
 _processes = partial(_number, least=1, most=1024)
-for _kind in (_positive, _count, _seconds, _share, _processes):
+for _kind in (_positive, _count, _seconds, _share, _mebibytes, _processes):
     _kind.__name__ = "number"  # type: ignore[attr-defined]  # argparse names it
-
-
-def _megabytes(text: str) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < MOST_MEGABYTES:  # not a number is neither
-        raise argparse.ArgumentTypeError(
-            f"{text}: give a number of MiB from above 0 to below {MOST_MEGABYTES}"
-        )
-    return max(1, int(number * (1 << 20)))
 
 
 def _prefix(text: str) -> Path:
@@ -145,97 +128,94 @@ def _parser() -> Parser:
     def add(name: str, run: Any, text: str, description: str, interrupted: str) -> Any:  # noqa: ANN401
         one = commands.add_parser(name, help=text, description=description)
         one.set_defaults(run=run, after_interrupt=interrupted)
-        return one
+        return one.add_argument
 
     kept = "finished parts are kept: the same command goes on"
     _add_prepare(add("prepare", _prepare, "text to a .bin/.idx pair", PREPARE, kept))
-    one = add("inspect", _inspect, "show and check a .bin/.idx pair", INSPECT,
-              "nothing was changed").add_argument  # fmt: skip
+    unchanged = "nothing was changed"
+    one = add("inspect", _inspect, "show and check a .bin/.idx pair", INSPECT, unchanged)
     one("prefix", type=_prefix, metavar="PREFIX", help="path without .bin and .idx")
     one("--document", type=int, default=0, metavar="N", help="which one to show, from 0")
     one("--vocab-file", type=Path, metavar="FILE", help="vocab.json of GPT-2's BPE")
     one("--merge-file", type=Path, metavar="FILE", help="merges.txt beside it")
     one("--tokenizer-model", type=Path, metavar="FILE", help="SentencePiece or tokenizer.json")
-    one = add("merge", _merge, "join .bin/.idx pairs", MERGE, "nothing was written").add_argument
+    one = add("merge", _merge, "join .bin/.idx pairs", MERGE, "nothing was written")
     one("prefixes", nargs="+", type=_prefix, metavar="PREFIX", help="two or more")
     one("--output-prefix", type=_merged_prefix, required=True, metavar="P")
-    one = add("find", _find, "print the prefix of prepared data", FIND,
-              "nothing was changed").add_argument  # fmt: skip
+    one = add("find", _find, "print the prefix of prepared data", FIND, unchanged)
     one("name", choices=[EMBEDDED, OSCAR])
     one("--cache-dir", type=Path, metavar="DIR", help="as for prepare")
-    one = add("shuffle", _shuffle, "put lines in a random order", SHUFFLE,
-              "nothing was written").add_argument  # fmt: skip
+    one = add("shuffle", _shuffle, "put lines in a random order", SHUFFLE, "nothing was written")
     one("--input", nargs="+", required=True, metavar="FILE", help=".jsonl, or .txt by lines")
     one("--output", type=Path, required=True, metavar="F[.gz]")
     one("--seed", type=_count, required=True, metavar="N", help="decides the order")
-    one("--memory-mb", type=_megabytes, default=1 << 30, metavar="MIB",
-        help="about what may be held at once; does not change the order (1024)")  # fmt: skip
     _add_web(add)
     return parser
 
 
 def _add_web(add: Any) -> None:  # noqa: ANN401
-    kept = "finished tasks are kept: the same command goes on"
-    one = add("urls", _urls, "sift lists of addresses", URLS, kept).add_argument
-    _add_web_files(one, "url")
+    def of_recipe(name: str, run: Any, text: str, description: str, key: str) -> Any:  # noqa: ANN401
+        kept = "finished tasks are kept: the same command goes on"
+        one = add(name, run, text, description, kept)
+        one("--input", nargs="+", required=True, metavar="FILE",
+            help="as for prepare; of a .txt each line is one")  # fmt: skip
+        one("--output", type=Path, required=True, metavar="FOLDER",
+            help="gets NNNNN.jsonl.gz, and in logs/ what is done")  # fmt: skip
+        one("--json-key", default=key, metavar="KEY", help=f"the field to read ({key})")
+        one("--workers", type=_processes, help="processes (one a core)")
+        return one
+
+    one = of_recipe("urls", _urls, "sift lists of addresses", URLS, "url")
     one("--blacklist", type=Path, metavar="F.toml",
         help="lists 'domains' and 'extensions' in place of dataset/blacklist.toml")  # fmt: skip
-    one = add("download", _download, "texts of the pages of a list", DOWNLOAD, kept).add_argument
-    _add_web_files(one, "url")
+    one = of_recipe("download", _download, "texts of the pages of a list", DOWNLOAD, "url")
     one("--user-agent", required=True, metavar="NAME",
         help="who asks, such as 'name/1.0 (+mailto:you@example.org)'")  # fmt: skip
     one("--host-delay", type=_seconds, default=1.0, metavar="S",
         help="between two requests to a host; its robots.txt may ask for more (1)")  # fmt: skip
     one("--at-once", type=_positive, default=32, metavar="N", help="hosts asked at a time (32)")
-    one = add("clean", _clean, "filter a crawl", CLEAN, kept).add_argument
-    _add_web_files(one, "text")
+    one = of_recipe("clean", _clean, "filter a crawl", CLEAN, "text")
     one("--language", default="en", metavar="CODE", help="the language to keep (en)")
     one("--min-words", type=_count, default=128, metavar="N", help="drop shorter texts (128)")
     one("--min-chars", type=_count, default=512, metavar="N", help="drop shorter texts (512)")
     one("--near-duplicates", type=_share, default=0.9, metavar="SHARE",
         help="of equal five-word stretches at which half of the pairs are found (0.9)")  # fmt: skip
-    one = add("decontaminate", _decontaminate, "cut evaluation texts out", DECONTAMINATE,
-              kept).add_argument  # fmt: skip
-    _add_web_files(one, "text")
+    one = of_recipe(
+        "decontaminate", _decontaminate, "cut evaluation texts out", DECONTAMINATE, "text"
+    )
     one("--evaluation", nargs="+", required=True, metavar="FILE",
         help="evaluation texts, as for prepare; of a .txt each line is one")  # fmt: skip
     one("--evaluation-keys", nargs="+", default=["text"], metavar="KEY",
         help="fields of its files, each a text by itself (text)")  # fmt: skip
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("corpus", nargs="?", choices=[OSCAR], help="a corpus to fetch")
-    add = parser.add_argument_group("input").add_argument
+def _add_prepare(add: Any) -> None:  # noqa: ANN401
+    add("corpus", nargs="?", choices=[OSCAR], help="a corpus to fetch")
     add("--input", nargs="+", metavar="FILE",
-        help="files or globs: .jsonl, .json, .txt (also .xz, .gz or .zst), .parquet")  # fmt: skip
+        help="files or globs: .jsonl, .json (JSON lines), .txt (also .xz, .gz or .zst), "
+        ".parquet")  # fmt: skip
     add("--json-keys", nargs="+", metavar="KEY", help="keys or columns (text)")
     add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
     add("--sample-by", choices=["document", "paragraph", "line"], default="document",
         help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
     add("--bad-lines", choices=["skip", "fail"], default="skip",
         help="leave out lines that cannot be used and list them, or stop (skip)")  # fmt: skip
-    add("--part-mb", type=_megabytes, default=4 << 20, metavar="MIB",
+    add("--part-mb", type=_mebibytes, default=4.0, metavar="MIB",
         help="text that a worker takes at once, never to be redone (4)")  # fmt: skip
     add("--workers", type=_processes, help="processes (one a core)")
-    add = parser.add_argument_group("tokenizer").add_argument
     add("--tokenizer", "--tokenizer-type", dest="tokenizer", metavar="NAME",
         help="gpt2-bpe (also GPT2BPETokenizer), sentencepiece (also GPTSentencePieceTokenizer), or "
         "train-bpe: learn the vocabulary from the input")  # fmt: skip
     add("--vocab-file", type=Path, metavar="FILE", help="vocab.json of gpt2-bpe")
     add("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
     add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
-    add("--vocab-size", type=_positive, help="entries to learn (32000)")
-    add("--train-mb", type=_megabytes, metavar="MIB", help="text to learn from (256)")
+    add("--vocab-size", type=_positive, help="entries to learn, of train-bpe (32000)")
+    add("--train-mb", type=_mebibytes, default=256.0, metavar="MIB",
+        help="text to learn from (256)")  # fmt: skip
     add("--append-eod", action="store_true", help="close every document")
-    add = parser.add_argument_group("output").add_argument
     add("--output-prefix", type=_output_prefix, metavar="P",
         help="writes P_KEY_document.bin and .idx")  # fmt: skip
-    add("--megatron-deepspeed-compat", action="store_true",
-        help="leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does: "
-        "every document is then read a little too early; only to repeat old runs")  # fmt: skip
     add("--restart", action="store_true", help="drop unfinished work")
-    add("--dataset-impl", choices=["mmap"], help="as in Megatron; there is no other")
-    add = parser.add_argument_group("default corpus, and corpora to fetch").add_argument
     add("--cache-dir", type=Path, metavar="DIR",
         help=f"where prepared folders lie (default: ${CACHE_VARIABLE}, else "
         "dataset/cache in the checkout)")  # fmt: skip
@@ -243,15 +223,6 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         help="where files were put by hand, and fetched ones go (default: the cache folder, and "
         "the hub's own cache, $HF_HOME)")  # fmt: skip
     add("--base-url", metavar="URL", help="fetch from a mirror (default: $HF_ENDPOINT, or the hub)")
-
-
-def _add_web_files(add: Any, key: str) -> None:  # noqa: ANN401
-    add("--input", nargs="+", required=True, metavar="FILE",
-        help="as for prepare; of a .txt each line is one")  # fmt: skip
-    add("--output", type=Path, required=True, metavar="FOLDER",
-        help="gets NNNNN.jsonl.gz, and in logs/ what is done")  # fmt: skip
-    add("--json-key", default=key, metavar="KEY", help=f"the field to read ({key})")
-    add("--workers", type=_processes, help="processes (one a core)")
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -288,7 +259,7 @@ def _own_job(arguments: argparse.Namespace) -> Job:
         arguments.merge_file,
         arguments.tokenizer_model,
         arguments.vocab_size,
-        arguments.train_mb or tokenizers.DEFAULT_TRAIN_BYTES,
+        _num_bytes(arguments.train_mb),
     )
     tokenizer.require_files()
     keys = tuple(arguments.json_keys or ["text"])
@@ -297,23 +268,22 @@ def _own_job(arguments: argparse.Namespace) -> Job:
             raise DatasetError(f"--json-keys {' '.join(keys)}: '{key}' is there twice")
         if not key or "/" in key or "\0" in key:
             raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
-    if arguments.megatron_deepspeed_compat and not arguments.append_eod:
-        raise DatasetError("--megatron-deepspeed-compat: means nothing without --append-eod")
     files = readers.find(arguments.input, arguments.input_format)
     return Job(
-        readers.Reading(files, keys, arguments.sample_by, arguments.part_mb),
+        readers.Reading(files, keys, arguments.sample_by, _num_bytes(arguments.part_mb)),
         arguments.output_prefix,
         tokenizer,
         arguments.append_eod,
-        arguments.megatron_deepspeed_compat,
         arguments.bad_lines,
         _workers(arguments),
     )
 
 
-def _workers(arguments: argparse.Namespace) -> int:
-    import os
+def _num_bytes(mebibytes: float) -> int:
+    return max(1, int(mebibytes * (1 << 20)))
 
+
+def _workers(arguments: argparse.Namespace) -> int:
     given: int | None = arguments.workers
     return given or len(os.sched_getaffinity(0))
 
@@ -349,7 +319,7 @@ def _run_job(job: Job, restart: bool) -> int:
         complain(
             f"{facts.prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of "
             f"{facts.text_bytes / 1e6:,.1f} MB of text"
-            + ("" if done.is_new else ", finished before")
+            + ("" if done.facts else ", finished before")
         )
     if empty := sum(one.empty for one in done.facts):
         complain(f"{empty:,} records without text were left out")
@@ -357,25 +327,9 @@ def _run_job(job: Job, restart: bool) -> int:
         complain(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
         for bad in [bad for facts in done.facts for bad in facts.bad][:SHOWN_BAD_LINES]:
             complain(f"  {job.reading.words(bad)}")
-    if done.new_facts:
-        complain(_time_line(job, done))
     for key in job.reading.keys:
         _say(str(job.prefix(key)))
     return 0
-
-
-def _time_line(job: Job, done: Finished) -> str:
-    """Return rates, and where the workers' time went; the rest of it they waited."""
-    text_mb = sum(sum(one.text_bytes) for one in done.new_facts) / 1e6
-    worked_s = job.workers * done.seconds
-    shares = ", ".join(
-        f"{name} {100 * sum(one.seconds[name] for one in done.new_facts) / worked_s:.0f}%"
-        for name in ("parse", "encode", "write")
-    )
-    return (
-        f"{text_mb:,.1f} MB in {done.seconds:.1f} s, {text_mb / done.seconds:.1f} MB/s with "
-        f"{job.workers} workers; their time: {shares}, waiting the rest"
-    )
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -391,8 +345,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
     if known:
         _say(f"vocabulary  {known.vocab_size:,}, end of document {known.eod}")
-        if known.is_shifted:
-            _say("lengths     without end-of-document, as --megatron-deepspeed-compat asked for")
     else:
         _say("manifest    none for this prefix: checksums, ids and text were not checked")
     if found.sample is not None:
@@ -441,7 +393,7 @@ def _shuffle(arguments: argparse.Namespace) -> int:
     from dataset.shuffling import shuffle
 
     output = arguments.output.absolute()
-    complain(f"{shuffle(_files(arguments), output, arguments.seed, arguments.memory_mb):,} lines")
+    complain(f"{shuffle(_files(arguments), output, arguments.seed):,} lines")
     _say(str(output))
     return 0
 
@@ -463,16 +415,9 @@ def _web() -> Any:  # noqa: ANN401
 
 
 def _urls(arguments: argparse.Namespace) -> int:
-    web = _web()
-    return _told(
-        arguments,
-        web.sift(
-            _files(arguments),
-            arguments.json_key,
-            arguments.output.absolute(),
-            arguments.blacklist or web.BLACKLIST,
-        ),
-    )
+    web, output = _web(), arguments.output.absolute()
+    blacklist = arguments.blacklist or web.BLACKLIST
+    return _told(output, web.sift(_files(arguments), arguments.json_key, output, blacklist))
 
 
 def _download(arguments: argparse.Namespace) -> int:
@@ -483,10 +428,9 @@ def _download(arguments: argparse.Namespace) -> int:
             "'name/1.0 (+mailto:you@example.org)'"
         )
     web = _web()
-    asking = web.Download(agent, arguments.host_delay, arguments.at_once)
-    output, workers = arguments.output.absolute(), _workers(arguments)
-    counts = web.download(_files(arguments), arguments.json_key, output, workers, asking)
-    return _told(arguments, counts)
+    return _recipe(
+        arguments, web.download, web.Download(agent, arguments.host_delay, arguments.at_once)
+    )
 
 
 def _clean(arguments: argparse.Namespace) -> int:
@@ -494,9 +438,7 @@ def _clean(arguments: argparse.Namespace) -> int:
     cleaning = web.Cleaning(
         arguments.language, arguments.min_words, arguments.min_chars, arguments.near_duplicates
     )
-    output, workers = arguments.output.absolute(), _workers(arguments)
-    counts = web.clean(_files(arguments), arguments.json_key, output, workers, cleaning)
-    return _told(arguments, counts)
+    return _recipe(arguments, web.clean, cleaning)
 
 
 def _decontaminate(arguments: argparse.Namespace) -> int:
@@ -504,15 +446,16 @@ def _decontaminate(arguments: argparse.Namespace) -> int:
 
     files = find(arguments.evaluation, flag="--evaluation")
     evaluation = Reading(files, tuple(arguments.evaluation_keys), "line")
+    return _recipe(arguments, _web().decontaminate, evaluation)
+
+
+def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:  # noqa: ANN401
     output, workers = arguments.output.absolute(), _workers(arguments)
-    counts = _web().decontaminate(
-        _files(arguments), arguments.json_key, output, workers, evaluation
-    )
-    return _told(arguments, counts)
+    return _told(output, run(_files(arguments), arguments.json_key, output, workers, how))
 
 
-def _told(arguments: argparse.Namespace, counts: Mapping[str, int]) -> int:
+def _told(output: Path, counts: Mapping[str, int]) -> int:
     for name, number in sorted(counts.items()):
         complain(f"{name:28} {number:>12,}")
-    _say(f"{arguments.output.absolute()}/*.jsonl.gz")
+    _say(f"{output}/*.jsonl.gz")
     return 0

@@ -13,11 +13,8 @@ import os
 import shutil
 import sys
 import sysconfig
-import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -36,8 +33,6 @@ TOKENIZER_NAME = "tokenizer.json"
 CACHE_VARIABLE = "DOS_DATASET_CACHE"
 DEFAULT_CACHE = Path(__file__).with_name("cache")
 WORK_PREFIX = ".dataset-building-"
-# A work folder this old has lost its process; younger ones may belong to a build that is running.
-ABANDONED_AFTER_S = 24 * 3600
 TOPICS_FILE = Path("pydoc_data", "topics.py")
 # No prose in them, or text about nothing (test data, other people's grammars).
 SKIPPED_FOLDERS = frozenset(
@@ -114,8 +109,8 @@ class Corpus:
         """Find the tokens in the cache, or build them.
 
         A folder is built under a name nobody looks for, and renamed into its place. So a process
-        killed at any moment leaves no half folder, and of two that build the same thing at once
-        the second finds the first one's work and drops its own.
+        killed at any moment leaves no half folder. Of two that would build the same thing at once
+        the second waits, and finds the first one's work.
 
         Args:
             say: Gets one line for each thing worth telling.
@@ -126,27 +121,35 @@ class Corpus:
         Raises:
             DatasetError: The corpus cannot be read, or the cache cannot be written.
         """
-        found, damage = self.look_up()
+        from filelock import FileLock
+
+        found, _ = self.look_up()
         if found:
             return found, False
         folder = self.prefix.parent
-        if damage:
-            say(f"the cache {folder} is damaged ({damage}): building it again")
-        work = folder.parent / f"{WORK_PREFIX}{uuid.uuid4().hex}"
+        work = folder.with_name(f"{WORK_PREFIX}{self.key[:16]}")
         try:
-            work.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{work}.lock"):
+                found, damage = self.look_up()  # another process may just have built it
+                if found:
+                    return found, False
+                if damage:
+                    say(f"the cache {folder} is damaged ({damage}): building it again")
+                for left in (work, folder):
+                    shutil.rmtree(left, ignore_errors=True)
+                work.mkdir()
+                try:
+                    made = self._fill(work, say)
+                    made.write(work / manifest.NAME)
+                    work.rename(folder)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
         except OSError as error:
             raise DatasetError(
                 f"cannot write to the cache folder {folder.parent} ({error.strerror}): "
                 f"name another with --cache-dir DIR or {CACHE_VARIABLE}"
             ) from error
-        try:
-            _remove_abandoned(folder.parent)
-            made = self._fill(work, say)
-            made.write(work / manifest.NAME)
-            self._publish(work)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         return made, True
 
     def _fill(self, work: Path, say: Callable[[str], None]) -> Manifest:
@@ -180,22 +183,6 @@ class Corpus:
             },
             files={path.name: manifest.file_facts(path) for path in files},
         )
-
-    def _publish(self, work: Path) -> None:
-        folder = self.prefix.parent
-        if self.look_up()[1]:
-            # Renamed before it is deleted, so that nobody ever sees a folder that is half deleted.
-            aside = work.with_name(f"{work.name}-damaged")
-            with suppress(FileNotFoundError):  # another process has just done it
-                folder.rename(aside)
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-        try:
-            work.rename(folder)
-        except OSError:
-            # A full folder is in the way: as a rule of another process that was first, and whose
-            # work is as good as ours.
-            if self.look_up()[0] is None:
-                raise
 
     def documents(self) -> Iterator[str]:
         """Yield topics by name, then modules by path; those without a word are left out."""
@@ -235,13 +222,6 @@ class Corpus:
                 "use a Python whose library is installed as .py files"
             )
         return paths
-
-
-def _remove_abandoned(cache: Path) -> None:
-    for path in cache.glob(f"{WORK_PREFIX}*"):
-        with suppress(FileNotFoundError):  # its process has just published or removed it
-            if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _read_topics(path: Path) -> dict[str, str]:

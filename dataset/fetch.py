@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dataset.files import NO_ROOM, DatasetError, file_digest
+from dataset.files import DatasetError, file_digest
 
 HUB = "https://huggingface.co"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
-# What the network never answers: the folder for what is fetched is at fault.
-UNWRITABLE = (*NO_ROOM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -24,14 +19,14 @@ class HubFile:
     """One file of a repository on the hub."""
 
     name: str
-    """What it is called when it is put there by hand, as in the artifact's commands."""
+    """Its name when it is put there by hand, as in the artifact's commands."""
     repository: str
     path: str
     sha256: str | None
     """None where only the hub tells it."""
 
     def url(self, endpoint: str) -> str:
-        """Where a browser finds it."""
+        """Return where a browser finds it."""
         return f"{endpoint}/{self.repository}/resolve/main/{self.path}"
 
 
@@ -51,7 +46,7 @@ GPT2_MERGES = HubFile(
 
 
 def hub_endpoint(given: str | None) -> str:
-    """Where the hub is: the URL given, else the environment's, else the hub itself.
+    """Return where the hub is: the URL given, else the environment's, else the hub itself.
 
     Raises:
         DatasetError: It is no http or https URL.
@@ -88,65 +83,43 @@ def fetch(
         DatasetError: One cannot be had, or is not what it should be; the message says where to put
             the files by hand.
     """
+    # Read when the package is imported.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     found = []
     for file in files:
         path = folder / file.name
-        if path.is_file():
-            if wrong := _wrong_digest(path, file):
-                raise DatasetError(f"{wrong}; {path}: delete it and run again")
-        else:
+        if not path.is_file():
+            from huggingface_hub import hf_hub_download
+
             say(f"fetching {file.url(endpoint)}")
             try:
-                path = _from_hub(file, endpoint, cache)
+                # All of it is public: a token would only be shown to whatever mirror is asked.
+                path = Path(
+                    hf_hub_download(
+                        file.repository, file.path, endpoint=endpoint, cache_dir=cache, token=False
+                    )
+                )
             except Exception as error:  # the client lets its HTTP library's own errors through
                 reason = str(error.__cause__ or error).partition("\n")[0]
-                if isinstance(error, OSError) and error.errno in UNWRITABLE:
-                    raise DatasetError(
-                        f"cannot keep {file.url(endpoint)} ({reason}): make room, or name another "
-                        "folder with --data-dir or $HF_HOME"
-                    ) from error
                 raise DatasetError(
                     f"cannot get {file.url(endpoint)} ({reason}).\n"
                     f"{_by_hand(files, folder, endpoint)}"
                 ) from error
-            if wrong := _wrong_digest(path, file):
-                # Both the contents in the hub's cache and the link to them, to fetch them anew.
-                path.resolve().unlink()
-                path.unlink(missing_ok=True)
-                raise DatasetError(
-                    f"{wrong}; what {file.url(endpoint)} sent was dropped: run again"
-                )
+        if file.sha256 and (digest := file_digest(path)) != file.sha256:
+            raise DatasetError(
+                f"wrong SHA-256 {digest}, should be {file.sha256}; {path.resolve()}: delete it and "
+                "run again"
+            )
         found.append(path)
     return found
 
 
 def oscar_text(folder: Path) -> Path | None:
-    """The corpus if it was put into ``folder``, packed or unpacked."""
+    """Return the corpus if it was put into ``folder``, packed or unpacked."""
     for name in (OSCAR.name, OSCAR.name.removesuffix(".xz")):
         if (folder / name).is_file():
             return folder / name
     return None
-
-
-def _from_hub(file: HubFile, endpoint: str, cache: Path | None) -> Path:
-    # Read when the package is imported.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import hf_hub_download
-
-    # All of it is public: a token would only be shown to whatever mirror is asked.
-    path = hf_hub_download(
-        file.repository, file.path, endpoint=endpoint, cache_dir=cache, token=False
-    )
-    return Path(path)
-
-
-def _wrong_digest(path: Path, file: HubFile) -> str:
-    """What is wrong with a file's SHA-256; empty when it is right or nobody told it."""
-    # The client compares sizes alone. The hub calls a large file by its SHA-256, and so its cache.
-    name = path.resolve().name
-    wanted = file.sha256 or (name if _SHA256.fullmatch(name) else None)
-    found = file_digest(path) if wanted else None
-    return "" if found == wanted else f"wrong SHA-256 {found}, should be {wanted}"
 
 
 def _by_hand(files: Sequence[HubFile], folder: Path, endpoint: str) -> str:

@@ -1,17 +1,16 @@
-"""What every part of the room needs of files: errors, digests, room on disk, locks, progress."""
+"""Files: errors, digests, room on disk, locks, progress."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from configs.errors import ConfigError
 
@@ -120,34 +119,11 @@ def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
         lock.release()
 
 
-class Progress:
-    """A bar over bytes on a terminal; in a log, where nothing can be painted over, lines.
+def progress(label: str, total_bytes: int) -> Any:  # noqa: ANN401
+    """Return tqdm's bar over bytes: on a terminal at once, in a log a line now and then."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    Args:
-        label: What is being done.
-        total_bytes: Where it ends.
-        stream: Where it goes; by default stderr.
-    """
-
-    def __init__(self, label: str, total_bytes: int, stream: TextIO | None = None) -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
-        self._stream = stream or sys.stderr
-        self._is_terminal = self._stream.isatty()
-        interval_s = TERMINAL_INTERVAL_S if self._is_terminal else LOG_INTERVAL_S
-        self._shown = self._stream if self._is_terminal else io.StringIO()
-        tqdm.monitor_interval = 0  # no thread of its own
-        self._bar = tqdm(
-            desc=label, total=total_bytes, file=self._shown, leave=False, unit="B",
-            unit_scale=True, mininterval=interval_s, delay=interval_s,
-        )  # fmt: skip
-
-    def reach(self, done_bytes: int, note: str) -> None:
-        """Say how far it is, unless that was said a moment ago."""
-        self._bar.set_postfix_str(note, refresh=False)
-        if self._bar.update(done_bytes - self._bar.n) and not self._is_terminal:
-            self._stream.write(f"{self._bar}\n")
-
-    def close(self) -> None:
-        """Clear the line of a terminal."""
-        self._bar.close()
+    interval_s = TERMINAL_INTERVAL_S if sys.stderr.isatty() else LOG_INTERVAL_S
+    tqdm.monitor_interval = 0  # no thread of its own
+    return tqdm(desc=label, total=total_bytes, leave=False, unit="B", unit_scale=True,
+                mininterval=interval_s, delay=interval_s)  # fmt: skip

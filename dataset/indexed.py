@@ -48,7 +48,7 @@ def id_type(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Counts:
-    """What an index holds."""
+    """Documents and tokens of an index."""
 
     documents: int
     tokens: int  # by the index, which with shifted lengths is fewer than in .bin

@@ -1,4 +1,4 @@
-"""What stands beside a pair: counts, vocabulary, settings and checksums, so that damage is seen."""
+"""The file beside a pair: counts, vocabulary, settings and checksums, so that damage is seen."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ class Manifest:
     settings: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # by name: sha256, bytes
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether lengths without end-of-document were asked for."""
-        return bool(self.settings.get("megatron_deepspeed_compat"))
 
     def write(self, path: Path) -> None:
         """Write it in one step; the same contents give the same bytes."""

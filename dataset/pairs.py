@@ -21,7 +21,7 @@ IDS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found."""
+    """The findings of `inspect`."""
 
     index: Index
     manifest: Manifest | None
@@ -29,7 +29,7 @@ class Inspection:
     sample: str | None
     """The beginning of one document; None without a tokenizer, or when the pair is damaged."""
     problems: list[str]
-    """What is wrong, one sentence each."""
+    """Damage, a sentence each."""
 
 
 def inspect_pair(
@@ -52,7 +52,7 @@ def inspect_pair(
             f"document {sampled_document}: {prefix} has documents 0 to {index.num_documents - 1}"
         )
     known = manifest.find(prefix)
-    problems = list(_structure_problems(index, is_shifted=bool(known and known.is_shifted)))
+    problems = list(_structure_problems(index))
     if known:
         if damage := known.damage(prefix.parent):
             problems.append(damage)
@@ -66,10 +66,10 @@ def inspect_pair(
     return Inspection(index, known, sample, problems)
 
 
-def _structure_problems(index: Index, is_shifted: bool) -> Iterator[str]:
+def _structure_problems(index: Index) -> Iterator[str]:
     """Check that the index describes all of ``.bin``, in order, and nothing else."""
     num_indexed, num_there = index.num_indexed, len(index.ids)
-    if num_indexed != num_there and not is_shifted:
+    if num_indexed != num_there:
         yield f"the index counts {num_indexed} tokens, .bin holds {num_there}" + (
             ": one fewer for each document, as Megatron-DeepSpeed's --append-eod writes it, so "
             "that document k is read k tokens too early; prepare the text again"
@@ -79,8 +79,8 @@ def _structure_problems(index: Index, is_shifted: bool) -> Iterator[str]:
     ends = np.cumsum(index.lengths, dtype=np.int64)  # (sequences,) in tokens
     if not np.array_equal(index.offsets, (ends - index.lengths) * index.ids.itemsize):
         yield "a sequence does not begin where the one before it ends"
-    bounds, smallest = index.boundaries, 0 if is_shifted else 1
-    if bounds[0] != 0 or bounds[-1] != len(index.lengths) or (np.diff(bounds) < smallest).any():
+    bounds = index.boundaries
+    if bounds[0] != 0 or bounds[-1] != len(index.lengths) or (np.diff(bounds) < 1).any():
         yield "the documents do not share out the sequences"
 
 
@@ -95,7 +95,7 @@ def _content_problems(index: Index, known: Manifest) -> Iterator[str]:
         num_eods += int((ids == known.eod).sum())
     if highest >= known.vocab_size:
         yield f"an id is outside the vocabulary of {known.vocab_size}"
-    if not known.settings.get("append_eod") or known.is_shifted:
+    if not known.settings.get("append_eod"):
         return
     last = np.cumsum(index.lengths, dtype=np.int64)[index.boundaries[1:] - 1] - 1
     num_closed = int((index.ids[last] == known.eod).sum())

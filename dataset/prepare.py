@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -26,9 +25,9 @@ from dataset.files import (
     LOCK_NAME,
     MEGABYTE,
     DatasetError,
-    Progress,
     content_key,
     locked,
+    progress,
     require_writable,
     writing,
 )
@@ -43,7 +42,7 @@ FORMAT_VERSION = 2
 PLAN_NAME = "plan.json"
 PART, UNFINISHED = ".part", ".unfinished"
 ARRAYS = ("lengths", "counts", "ids")
-"""Of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
+"""Arrays of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
 MOST_BAD_LISTED = 1000
 # What the readers of zip files, arrays and JSON raise on damage: a flag may be flipped as well.
 DAMAGE = (zipfile.BadZipFile, RuntimeError, ValueError, KeyError, TypeError, OSError, EOFError)
@@ -59,8 +58,6 @@ class Job:
     output_prefix: Path  # absolute
     tokenizer: Choice
     append_eod: bool
-    shifted_lengths: bool = False
-    """Leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does."""
     bad_lines: Literal["skip", "fail"] = "skip"
     workers: int = 1
 
@@ -85,7 +82,6 @@ class Job:
             "sample_by": self.reading.sample_by,
             "tokenizer": self.tokenizer.identity(),
             "append_eod": self.append_eod,
-            "megatron_deepspeed_compat": self.shifted_lengths,
         }
 
     def plan(self) -> dict[str, Any]:
@@ -105,37 +101,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a part."""
+    """Counts of a part."""
 
     number: int
     consumed_bytes: int
-    """Of the input files on disk, up to the end of this part."""
+    """Bytes of the input files on disk, up to the end of this part."""
     text_bytes: list[int]
-    """Of the documents in UTF-8, by key."""
+    """Bytes of the documents in UTF-8, by key."""
     tokens: int
-    """Of all keys."""
+    """Tokens of all keys."""
     empty: int
     """Records without text, left out."""
     num_bad: int
     """Records that cannot be used."""
     bad: list[Bad]
     """The first of them."""
-    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job came to."""
+    """The outcome of a job."""
 
     manifests: list[Manifest]
     """One for each key."""
     facts: list[Facts]
-    """Of all parts; none when an earlier call had finished."""
-    new_facts: list[Facts]
-    """Of the parts that this call made."""
-    seconds: float
-    """Spent on those."""
-    is_new: bool
+    """Facts of all parts; none when an earlier call had finished."""
+    num_new: int
+    """Parts that this call made."""
 
 
 def run(job: Job, say: Say, restart: bool = False) -> Finished:
@@ -153,7 +145,7 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
     with locked(job.work_folder, drop_empty=True):
         if before := _finished_before(job):
             _clear(job.work_folder)
-            return Finished(before, [], [], 0.0, is_new=False)
+            return Finished(before, [], 0)
         done = _claim(job, restart, say)
         path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
@@ -164,10 +156,8 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
         if job.append_eod:
             required_eod(tokenizer)
-        task = Task(job.work_folder, path, job.reading.keys, job.append_eod, job.shifted_lengths)
-        begun_s = time.perf_counter()
+        task = Task(job.work_folder, path, job.reading.keys, job.append_eod)
         made = _make_parts(job, task, done)
-        seconds = time.perf_counter() - begun_s
         facts = [one for _, one in sorted((done | made).items())]
         _require_text(job, facts)
         _require_unchanged(job)
@@ -175,7 +165,7 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         manifests = _join(job, facts, tokenizer)
         _list_bad_lines(job, facts)
         _clear(job.work_folder)
-    return Finished(manifests, facts, list(made.values()), seconds, is_new=True)
+    return Finished(manifests, facts, len(made))
 
 
 def _finished_before(job: Job) -> list[Manifest]:
@@ -276,26 +266,21 @@ def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
 
 
 def _make_parts(job: Job, task: Task, done: dict[int, Facts]) -> dict[int, Facts]:
-    progress = Progress("encoding", job.reading.total_bytes)
+    bar = progress("encoding", job.reading.total_bytes)
     made: dict[int, Facts] = {}
-    num_tokens, begun_s = 0, time.monotonic()
 
     def missing() -> Generator[Block, None, None]:
         for block in blocks(job.reading):
             if block.number not in done:
                 yield block
-            else:
-                progress.reach(block.consumed_bytes, "done before")
 
     _require_no_bad(job, done.values())
     with closing(ordered(task.encode, missing(), job.workers)) as results:
         for facts in results:
             made[facts.number] = facts
             _require_no_bad(job, [facts])
-            num_tokens += facts.tokens
-            rate = num_tokens / (time.monotonic() - begun_s)
-            progress.reach(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
-    progress.close()
+            bar.update(facts.consumed_bytes - bar.n)
+    bar.close()
     return made
 
 
@@ -342,31 +327,26 @@ def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What all blocks of a job have in common; worker processes get it."""
+    """Common to all blocks of a job; worker processes get it."""
 
     folder: Path
     tokenizer: Path
     keys: tuple[str, ...]
     append_eod: bool
-    shifted_lengths: bool
 
     def encode(self, block: Block) -> Facts:
         """Write the part of a block."""
         tokenizer = _opened(self.tokenizer)
         eod = np.array([required_eod(tokenizer)] if self.append_eod else [], np.uint32)
         collected = [_Documents() for _ in self.keys]
-        begun_s = time.perf_counter()
-        encode_s, empty = 0.0, 0
+        empty = 0
         bad: list[Bad] = []
         for record in block.records(self.keys, bad):
-            start_s = time.perf_counter()
             has_text = False
             for key, documents in zip(self.keys, collected, strict=True):
                 texts = record.texts.get(key, [])
-                has_text |= documents.add(texts, tokenizer, eod, self.shifted_lengths)
+                has_text |= documents.add(texts, tokenizer, eod)
             empty += not has_text
-            encode_s += time.perf_counter() - start_s
-        write_s = time.perf_counter()
         keys = [one.arrays(indexed.id_type(tokenizer.vocab_size)) for one in collected]
         facts = Facts(
             number=block.number,
@@ -376,10 +356,8 @@ class Task:
             empty=empty,
             num_bad=len(bad),
             bad=bad[:MOST_BAD_LISTED],
-            seconds={"parse": write_s - begun_s - encode_s, "encode": encode_s},
         )
         write_part(self.folder, facts, keys)
-        facts.seconds["write"] = time.perf_counter() - write_s
         return facts
 
 
@@ -397,9 +375,7 @@ class _Documents:
     ids: list[NDArray[Any]] = field(default_factory=list)
     text_bytes: int = 0
 
-    def add(
-        self, texts: list[str], tokenizer: Tokenizer, eod: NDArray[Any], shifted_lengths: bool
-    ) -> bool:
+    def add(self, texts: list[str], tokenizer: Tokenizer, eod: NDArray[Any]) -> bool:
         """Add the document that some texts are; return whether it has a token."""
         count = 0
         for text in texts:
@@ -411,11 +387,9 @@ class _Documents:
                 self.text_bytes += len(text) if text.isascii() else len(text.encode())
         if count:
             self.ids.append(eod)
-            if not shifted_lengths:
-                # End-of-document belongs to the last sequence, else document k would be read from
-                # k tokens too early.
-                self.lengths[-1] += len(eod)
-        if count or shifted_lengths:
+            # End-of-document belongs to the last sequence, else document k would be read from k
+            # tokens too early.
+            self.lengths[-1] += len(eod)
             self.counts.append(count)
         return count > 0
 

@@ -20,13 +20,12 @@ from configs.files import printable
 from dataset.files import DatasetError
 
 SampleBy = Literal["document", "paragraph", "line"]
-Form = Literal["json", "text", "object"]
+Form = Literal["json", "text", "row"]
 Bad = tuple[int, int, str]
 """Number of the file, line, reason."""
 
 KIND_BY_ENDING = {
     ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
     ".json": "jsonl",
     ".txt": "text",
     ".parquet": "parquet",
@@ -38,14 +37,9 @@ READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 512
 # What the decompressors raise on a file that ends early or is not theirs; pyarrow's are OSError.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
-# How files begin that are no UTF-8, and what to do with them.
-NO_TEXT = {
-    b"\x1f\x8b": "is packed, but its name does not say so: rename it to end in .gz",
-    b"\xfd7zXZ": "is packed, but its name does not say so: rename it to end in .xz",
-    b"\x28\xb5\x2f\xfd": "is packed, but its name does not say so: rename it to end in .zst",
-    b"\xff\xfe": "is UTF-16, not UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`",
-    b"\xfe\xff": "is UTF-16, not UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`",
-}
+
+# How packed and UTF-16 files begin, of which every line would be left out as a bad one.
+NO_TEXT = (b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -132,10 +126,10 @@ class Raw(NamedTuple):
     """One record that nobody has looked into yet."""
 
     line: int
-    """Its first line; the element or row, from 1, where there are no lines."""
+    """Its first line; of Parquet the row, from 1."""
     form: Form
     content: Any
-    """Bytes; of an ``object``, the value that stands for the array's element or the row."""
+    """Bytes; of a ``row``, its fields."""
     size_bytes: int
     """About how much text it is."""
 
@@ -148,21 +142,18 @@ def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
         DatasetError: While it is open: the file is cut off, damaged or otherwise compressed.
     """
     with source.path.open("rb") as file:
-        if source.kind != "parquet" and not source.compression:
-            _require_text(source.path, file.peek(8))
+        is_plain = source.kind != "parquet" and not source.compression
+        if is_plain and file.peek(8).startswith(NO_TEXT):
+            raise DatasetError(
+                f"{source.path}: packed or UTF-16, but its name does not say so: end it in .gz, "
+                ".xz or .zst, or convert it with `iconv -t UTF-8`"
+            )
         try:
             yield _decompressed(file, source.compression), file
         except DAMAGE as error:
             raise DatasetError(
                 f"{source.path} is cut off or damaged ({error}): get it again"
             ) from error
-
-
-def _require_text(path: Path, start: bytes) -> None:
-    """Refuse what no line of can be used: it would be left out as one bad line."""
-    for mark, advice in NO_TEXT.items():
-        if start.startswith(mark):
-            raise DatasetError(f"{path}: {advice}")
 
 
 def _decompressed(file: io.BufferedReader, compression: str) -> io.BufferedReader:
@@ -191,8 +182,6 @@ def records(
     if source.kind == "parquet":
         return _rows(source, stream, keys)
     if source.kind == "jsonl":
-        if stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            return _elements(source, stream)
         return _lines(source, stream, "json", b"")
     if sample_by == "line":
         return _lines(source, stream, "text", b"\r")
@@ -260,21 +249,9 @@ def _rows(source: InputFile, stream: io.BufferedReader, keys: tuple[str, ...]) -
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(keys), use_threads=False):
                 for fields in batch.to_pylist():
                     row += 1
-                    yield Raw(row, "object", fields, batch.nbytes // len(batch))
+                    yield Raw(row, "row", fields, batch.nbytes // len(batch))
     except pa.ArrowException as error:
         raise DatasetError(f"{source.path} is damaged or not Parquet: {error}") from error
-
-
-def _elements(source: InputFile, stream: BinaryIO) -> Iterator[Raw]:
-    """Yield the elements of a JSON array, numbered from 1; all of it is in memory."""
-    try:
-        values = json.loads(stream.read().decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
-        raise DatasetError(
-            f"{source.path}: not a JSON array: {error}; mend it or write one object a line"
-        ) from error
-    for number, value in enumerate(values, 1):
-        yield Raw(number, "object", value, len(json.dumps(value)))
 
 
 @dataclass(frozen=True)
@@ -299,7 +276,7 @@ def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | 
     """Find the texts of a raw record; a plain text is that of the first key."""
     fields = content
     try:
-        if form != "object":
+        if form != "row":
             text = content.decode("utf-8-sig" if line == 1 else "utf-8")
             if form == "text":
                 keys = keys[:1]
@@ -318,7 +295,7 @@ def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | 
 
 
 def _wrong(key: str, fields: dict[str, Any]) -> str:
-    """Why the value under a key is no text; empty when it is one."""
+    """Return why the value under a key is no text; empty when it is one."""
     if key not in fields:
         return f"no key '{key}'"
     value = fields[key]
@@ -335,13 +312,13 @@ def _wrong(key: str, fields: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """What a worker takes at once."""
+    """Records that a worker takes at once."""
 
     number: int
     raw: list[tuple[int, int, Form, bytes | object]]
     """Number of the file, line, form and contents of each record."""
     consumed_bytes: int
-    """Of the files on disk, up to the end of this block."""
+    """Bytes of the files on disk, up to the end of this block."""
 
     def records(self, keys: tuple[str, ...], bad: list[Bad]) -> Iterator[Record]:
         """Yield the records that can be used, and add the others to ``bad``."""
@@ -355,7 +332,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the files are read; the same reading gives the same blocks."""
+    """A way to read files; the same reading gives the same blocks."""
 
     files: tuple[InputFile, ...]
     keys: tuple[str, ...] = ("text",)
@@ -365,11 +342,11 @@ class Reading:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files on disk."""
+        """Return the bytes of all files on disk."""
         return sum(file.size_bytes for file in self.files)
 
     def words(self, bad: Bad) -> str:
-        """A record that cannot be used, as the user finds it."""
+        """Say which record cannot be used and why, as the user finds it."""
         file, line, reason = bad
         return f"{printable(str(self.files[file].path))}:{line}: {reason}"
 

@@ -248,7 +248,7 @@ class Choice:
     merge_file: Path | None = None
     model: Path | None = None
     vocab_size: int | None = None
-    """Of a vocabulary that is learnt."""
+    """Entries of a vocabulary that is learnt."""
     train_bytes: int = DEFAULT_TRAIN_BYTES
     """Text to learn it from, from the beginning of the input."""
 

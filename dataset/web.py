@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import blake2b
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +44,7 @@ from loguru import logger
 
 from configs.files import read_json, write_json
 from dataset.contamination import COMMON_MATCHES, FEWEST_WORDS, Contamination
-from dataset.download import Fetcher
+from dataset.download import Fetcher, host_of
 from dataset.files import LOCK_NAME, DatasetError, content_key, locked, writing
 from dataset.readers import Bad, InputFile, Reading, blocks
 
@@ -72,7 +71,7 @@ logger.disable("datatrove")
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What ``clean`` asks of a text; the values are the recipe's."""
+    """Demands of ``clean`` on a text; the values are the recipe's."""
 
     language: str = "en"
     min_words: int = 128
@@ -114,8 +113,7 @@ class Files(PipelineStep):
 
 
 def _host_number(url: str) -> int:
-    host = urlsplit(url.strip()).netloc.lower() if is_fit(url.strip()) else ""
-    return int.from_bytes(blake2b(host.encode(), digest_size=ID_BYTES).digest())
+    return int.from_bytes(blake2b(host_of(url.strip()).encode(), digest_size=ID_BYTES).digest())
 
 
 def _writer(folder: Path, key: str = "text") -> JsonlWriter:
@@ -171,7 +169,7 @@ class UrlFilter(BaseFilter):
             return "extension"
         if len(url) < SHORTEST_ADDRESS:
             return "too short"
-        if not is_fit(url):
+        if not host_of(url) or _NO_ADDRESS.search(url):
             return "malformed"
         plain = normalize_url(parts._replace(fragment="", path=parts.path or "/"), strict=False)
         digest = blake2b(plain.encode(), digest_size=ID_BYTES).digest()
@@ -179,21 +177,6 @@ class UrlFilter(BaseFilter):
             return "duplicate"
         self.seen.add(digest)
         return ""
-
-
-def is_fit(url: str) -> bool:
-    """Return whether a page can be asked for by an address: http or https, a host, no blanks."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or parts.username or _NO_ADDRESS.search(url):
-            return False
-        parts.port  # noqa: B018 - it is checked when it is read
-        host = (parts.hostname or "").encode("idna").decode().rstrip(".")
-        if host.rpartition(".")[2].isdecimal():
-            IPv4Address(host)
-    except ValueError:
-        return False
-    return "." in host and not host.startswith("-")
 
 
 class Download(PipelineStep):
@@ -214,7 +197,7 @@ class Download(PipelineStep):
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Document]:  # noqa: ANN401
         """Yield the pages that came."""
         urls = dict.fromkeys(document.text.strip() for document in data)
-        fetcher = Fetcher(self.user_agent, self.host_delay_s, is_fit)
+        fetcher = Fetcher(self.user_agent, self.host_delay_s)
         for url, reason, page in fetcher.pages(urls, self.at_once):
             if reason:
                 self.stat_update(f"dropped_{reason}")
@@ -337,7 +320,7 @@ class Recipe:
         plan = json.dumps({**settings, "input": inputs}, default=str) + "\n"
         path = output / PLAN
         self.done = read_json(output / COUNTS)
-        """What a finished run counted; empty before."""
+        """Counts of a finished run; empty before."""
         if path.exists() and path.read_text(encoding="utf-8") == plan:
             return
         if any(one.name != LOCK_NAME for one in output.iterdir()):

@@ -7,15 +7,17 @@ configuration.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from configs.cli import Parser, add_json, complain, count, run_command, say
 from configs.errors import ConfigError
+from configs.files import write_text
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from ds_config import guide
 from ds_config.advise import add_options, advise
-from ds_config.document import read_config, write_beside, write_new
+from ds_config.document import read_config, write_new
 from ds_config.explain import as_json, as_text, explain, fixed
 from ds_config.release import Note, ask
 
@@ -38,7 +40,6 @@ def _parser() -> Parser:
     add_options(one)
     one.set_defaults(run=advise)
     one = commands.add_parser("guide", help="write docs/guide.md anew")
-    one.add_argument("--out", type=Path, default=guide.FILE, metavar="FILE", help="[docs/guide.md]")
     one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
@@ -62,20 +63,19 @@ def _explain(given: argparse.Namespace) -> int:
         result, changes = fixed(document.table, found)
         changes += ["written as strict JSON, each key once"] if document.notes else []
         path = Path("standard-input.json" if given.file == "-" else given.file)
-        changes.append(str(write_beside(path, result)) if changes else "nothing to mend")
+        copy = path.with_name(f"{path.stem}.fixed.json")
+        if changes:
+            write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
+        changes.append(str(copy) if changes else "nothing to mend")
         complain("\n".join(f"--fix: {change}" for change in changes))
     say((as_json if given.json else as_text)(document.source, found))
     return 0 if found.is_accepted else 1
 
 
 def _guide(given: argparse.Namespace) -> int:
-    text = guide.guide(ask({}))
-    # The project's own page is written anew; no other file is ever written over.
-    if given.out.resolve() == guide.FILE:
-        guide.FILE.write_text(text, encoding="utf-8")
-    else:
-        write_new(given.out, text, "--out")
-    say(str(given.out))
+    del given
+    write_text(guide.FILE, guide.guide(ask({})))
+    say(str(guide.FILE))
     return 0
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-
-MAX_BYTES = 4 << 20
-"""A larger file is no configuration."""
 
 
 @dataclass
@@ -23,7 +19,7 @@ class Document:
     """Its path, or ``standard input``."""
     table: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    """What other readers of JSON would stumble over."""
+    """Oddities over which other readers of JSON would stumble."""
 
 
 def read_config(path: str) -> Document:
@@ -35,14 +31,12 @@ def read_config(path: str) -> Document:
     source = "standard input" if path == "-" else path
     try:
         with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read()
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: is no text in UTF-8 ({error})") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{source}: is larger than {MAX_BYTES >> 20} MiB, no configuration")
     twice: list[str] = []
     notes = []
 
@@ -86,17 +80,3 @@ def write_new(path: Path, text: str, option: str) -> None:
         raise ConfigError(f"{option} {path}: is already there; give another name") from None
     except OSError as error:
         raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from None
-
-
-def write_beside(path: Path, table: Mapping[str, Any]) -> Path:
-    """Write a corrected copy beside a file, under a name that nothing has yet, and return it.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    target, number = path.with_name(f"{path.stem}.fixed.json"), 0
-    while target.exists():
-        number += 1
-        target = path.with_name(f"{path.stem}.fixed-{number}.json")
-    write_new(target, json.dumps(table, indent=2) + "\n", "--fix")
-    return target

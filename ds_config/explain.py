@@ -38,14 +38,14 @@ class KeyLine:
     meaning: str
     default: Any
     auto: str = ""
-    """What ``auto`` becomes."""
+    """The value that ``auto`` becomes."""
     cost_bytes: int | None = None
     """Memory of the device that it takes, where that follows from it alone."""
 
 
 @dataclass
 class Explanation:
-    """What there is to say of a configuration."""
+    """Everything that is said of a configuration."""
 
     version: str
     keys: list[KeyLine] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Explanation:
     faults: list[Note] = field(default_factory=list)
     """Why it would not take the configuration."""
     warnings: list[Note] = field(default_factory=list)
-    """What it takes, and what is probably not meant."""
+    """Settings that it takes, and that are probably not meant."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the release takes it and every key does something."""
+        """True where the release takes it and every key does something."""
         return not self.unknown and not self.faults
 
 
@@ -95,8 +95,8 @@ def explain(
         num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
     found = Explanation(answer.version)
-    known, values = answer.keys, dict(walk(table, ()))
-    for key, value in values.items():
+    known = answer.keys
+    for key, value in walk(table, ()):
         if key == (PLUGIN,):
             meaning = "Our plugin's settings (docs/plugin.md)."
             found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
@@ -106,7 +106,7 @@ def explain(
         elif not _is_free(key, known):
             _judge_unknown(found, key, known)
     found.faults += faults(table, num_ranks)
-    found.warnings += [*warnings(table, known), *_moved_defaults(values, known)]
+    found.warnings += warnings(table, known)
     named = {note.key for note in (*found.unknown, *found.faults)}
     found.faults += [
         note
@@ -213,19 +213,6 @@ def _judge_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -
 def _gone(key: Key) -> str:
     gone: dict[str, str] = words_file()["gone"]
     return gone.get(key[0]) or words().get(key, key[-1]).partition(":")[0]
-
-
-def _moved_defaults(values: Mapping[Key, Any], known: Mapping[Key, KeyFact]) -> Iterator[Note]:
-    """Tell keys that are left out and whose default was another one before."""
-    for name, moved in words_file()["moved"].items():
-        key = tuple(name.split("."))
-        default = known[key].default if key in known else None
-        # Where the key is given its default does not matter, nor where its block is not there.
-        is_left_out = key not in values and (not key[:-1] or key[:-1] in values)
-        if is_left_out and default not in (None, moved["before"]):
-            before, since = text_of(moved["before"]), moved["since"]
-            text = f"is not given, and its default is {text_of(default)} since {since} ({before} "
-            yield Note(name, f"{text}before)")
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401

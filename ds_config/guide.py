@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 
 from configs.files import ROOT
-from ds_config.explain import newer_name, text_of, words, words_file
+from ds_config.explain import newer_name, text_of, words
 from ds_config.installed import Key
 from ds_config.release import Answer, KeyFact
 from ds_config.rules import AUTO_SIZES, ZERO, buckets
@@ -36,11 +36,6 @@ def guide(answer: Answer) -> str:
             for name, row in tomllib.loads(_ILLNESSES.read_text(encoding="utf-8")).items()
         },
         refused=sorted(".".join(key) for key, fact in known.items() if fact.removed),
-        moved=[
-            (name, text_of(row["before"]), text_of(known[key].default), row["since"])
-            for name, row in words_file()["moved"].items()
-            if (key := tuple(name.split("."))) in known
-        ],
         renamed=[
             (".".join(key), newer_name(key, known))
             for key, fact in sorted(known.items())

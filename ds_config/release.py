@@ -29,7 +29,7 @@ class NoAnswerError(ConfigError):
 
 @dataclass(frozen=True)
 class KeyFact:
-    """What the release says of a key."""
+    """A key as the release knows it."""
 
     default: Any = None
     """None for a block, and where the release names no default."""
@@ -56,7 +56,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the installed DeepSpeed says of itself and of one configuration."""
+    """The answer of the installed DeepSpeed: its keys, and its refusals of one configuration."""
 
     version: str
     keys: dict[Key, KeyFact]

@@ -1,4 +1,4 @@
-"""What keys cost, what ``auto`` becomes, and which of them cannot stand together."""
+"""Rules of keys: their cost, the values of ``auto``, and those that cannot stand together."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 import deep_optimizer_states
-from launch.frameworks.imdb import files
+from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import collate
 
 # The one line: without it DeepSpeed ignores the block below and runs as it comes.
@@ -72,7 +72,7 @@ def main() -> None:
     given = parser.parse_args()
 
     torch.manual_seed(1)
-    reviews = files.read(files.prepared(files.SYNTHETIC if given.tiny else files.IMDB))
+    data = reviews.read(reviews.prepared(reviews.SYNTHETIC if given.tiny else reviews.IMDB))
     max_length = 128 if given.tiny else 1024
     # Trainer reads the config here, before the model is made: ZeRO-3 then partitions it at once.
     arguments = TrainingArguments(
@@ -93,17 +93,17 @@ def main() -> None:
         remove_unused_columns=False,
     )
     config = RobertaConfig(
-        vocab_size=reviews.vocab_size,
-        pad_token_id=reviews.pad_id,
+        vocab_size=data.vocab_size,
+        pad_token_id=data.pad_id,
         num_attention_heads=4 if given.tiny else 8,
         # RoBERTa counts positions from the padding's id on.
-        max_position_embeddings=max_length + reviews.pad_id + 1,
+        max_position_embeddings=max_length + data.pad_id + 1,
         num_labels=2,
         **(TINY_SIZES if given.tiny else SIZES),
     )
 
-    def batch_of(some: files.Split) -> dict[str, Any]:
-        batch = collate(some, pad_id=reviews.pad_id, end_id=reviews.end_id, max_length=max_length)
+    def batch_of(some: reviews.Split) -> dict[str, Any]:
+        batch = collate(some, pad_id=data.pad_id, end_id=data.end_id, max_length=max_length)
         return {
             "input_ids": batch.tokens,
             "attention_mask": batch.mask.long(),
@@ -118,8 +118,8 @@ def main() -> None:
         model=RobertaForSequenceClassification(config),
         args=arguments,
         data_collator=batch_of,
-        train_dataset=reviews["train"],
-        eval_dataset=reviews["test"],
+        train_dataset=data.splits["train"],
+        eval_dataset=data.splits["test"],
         compute_metrics=accuracy,
     )
     trainer.train()
@@ -127,7 +127,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         engine: Any = trainer.model_wrapped
         used = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
-        print("data:", reviews.source)
+        print("data:", data.source)
         print("optimizer:", type(engine.optimizer).__name__)
         for path, value in auto_values(CONFIG, used).items():
             print(f"auto {path} = {value}")

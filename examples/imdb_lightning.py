@@ -18,12 +18,13 @@ import torch
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 import deep_optimizer_states
-from launch.frameworks.imdb import files
-from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
+from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import (
     ReviewsData,
     SecondsPerBatch,
+    SentimentEncoder,
     SentimentModule,
+    Shape,
     strategy_of,
 )
 
@@ -59,12 +60,12 @@ def main() -> None:
     pl.seed_everything(1, workers=True, verbose=False)
     on_gpu = torch.cuda.is_available()
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    reviews = files.read(files.prepared(files.SYNTHETIC if given.tiny else files.IMDB))
+    found = reviews.read(reviews.prepared(reviews.SYNTHETIC if given.tiny else reviews.IMDB))
     shape = TINY if given.tiny else Shape()
-    encoder = SentimentEncoder(reviews.vocab_size, reviews.pad_id, shape)
+    encoder = SentimentEncoder(found.vocab_size, found.pad_id, shape)
     # DeepSpeed asks for its Adam for CPUs where the optimizer's state is offloaded.
     module = SentimentModule(encoder, lr=2e-3 if given.tiny else 2e-4, on_host=True)
-    data = ReviewsData(reviews, batch_size=32, max_length=shape.max_length)
+    data = ReviewsData(found, batch_size=32, max_length=shape.max_length)
     timing = SecondsPerBatch()
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -82,7 +83,7 @@ def main() -> None:
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     if trainer.is_global_zero:
-        print("data:", reviews.source)
+        print("data:", found.source)
         print(f"seconds per batch: {timing.seconds_per_batch:.3f}")
         for name, value in module.results.items():
             print(f"{name}: {value:.4f}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from pydantic.fields import FieldInfo
 
 from configs import cli
 from configs.cli import Parser, count, duration
-from configs.overrides import MODEL_FIELDS
+from configs.schema import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
-from launch.data import LaunchError
 from launch.hosts.launchers import KINDS, TORCHRUN
 from launch.trainers import OWN_TRAINER, TRAINERS
+
+NOT_OF_SWEEPS = ("name", "model", "engine")
+"""Fields that tell a sweep's points apart, and are no options of it."""
 
 
 def add_study_option(parser: cli.Options) -> None:
@@ -36,20 +38,17 @@ def study_in(argv: Sequence[str]) -> Study:
     return default_study() if name is None else load_study(name)
 
 
-def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
+def add_field_options(parser: Parser, study: Study, left_out: Sequence[str] = ()) -> None:
     """Add an option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
-    command lines.
-
-    An option that the parser has already stays. A sweep's leave out what tells its points apart:
-    name and engine.
+    command lines. An option that the parser has already stays.
     """
-    known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
 
     def add(group: argparse._ArgumentGroup, name: str, text: str) -> None:
-        if _flag(name) not in known:
-            group.add_argument(_flag(name), dest=name, metavar="V", help=text)
+        flag = "--" + name.replace("_", "-")
+        if flag not in parser._option_string_actions:
+            group.add_argument(flag, dest=name, metavar="V", help=text)
 
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
@@ -89,7 +88,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
     value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
     parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
-    value("--wandb", "PROJECT", "send scalars to a project of Weights & Biases")
     both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
     shown = text.format("yes" if echo else "no")
     parser.add_argument("--echo", action=both, default=echo, help=shown)
@@ -112,13 +110,6 @@ def _add_launch_options(parser: Parser) -> None:
     add("--nnodes", type=count, metavar="N", help="use N machines, equally")
     endpoint = "where the ranks meet; with torchrun, on this machine, which is the first"
     add("--rdzv-endpoint", metavar="HOST:PORT", help=endpoint)
-    ranks = "ranks on each machine, GPUs or not: a point with another number of them is refused"
-    add("--num-gpus", type=count, metavar="N", help=ranks)
-    autotuning = (
-        "let DeepSpeed's launcher look for a config first (it needs the package tabulate, drops "
-        "the offload section, and chooses the micro-batch; what it finds is in the run's folder)"
-    )
-    add("--autotuning", choices=("tune", "run"), help=autotuning)
     trainer = parser.add_argument_group("what the ranks run")
     own = f"[default the study's only one, else {OWN_TRAINER.name}]"
     trainer.add_argument("--trainer", choices=TRAINERS, help=own)
@@ -128,14 +119,5 @@ def _add_launch_options(parser: Parser) -> None:
         trainer.add_argument(flag, **settings)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _help(field: FieldInfo) -> str:
     return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
-
-
-def run_command(main: Callable[[], int]) -> int:
-    """:func:`configs.cli.run_command`, with what launching says to the user."""
-    return cli.run_command(main, LaunchError)

@@ -7,15 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.cli import Parser, say
+from configs.cli import Parser, run_command
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
 from configs.templates import bound_field
 from launch import cli
-from launch.data import with_data
-from launch.run import SINGLE_RUNS, run_point
-from launch.task import RunOptions
+from launch.run import run_point
 
 
 class Flag(NamedTuple):
@@ -31,6 +29,8 @@ class Flag(NamedTuple):
     help: str
 
 
+_ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+"""Flags that together name an engine, as the paper's fork of DeepSpeed does."""
 FLAGS = (
     Flag("m", "model.name", None, "model's label in billions of parameters: 7 is written 7B"),
     Flag("H", "model.hidden", None, "hidden size"),
@@ -52,10 +52,6 @@ FLAGS = (
 )
 
 
-_ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
-"""Flags that together name an engine, as the paper's fork of DeepSpeed does."""
-
-
 def build_parser() -> Parser:
     """Return the paper's flags, and the options of every run."""
     parser = Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
@@ -70,40 +66,37 @@ def build_parser() -> Parser:
         ("seed", "seed of the weights and of the order of samples"),
     ):
         parser.add_argument(f"--{name}", metavar="V", help=text)
-    parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
     cli.add_run_options(parser, echo=True)
     return parser
 
 
-def point_from_flags(values: dict[str, str | None]) -> Point:
+def point_from_flags(values: Mapping[str, str | None]) -> Point:
     """Return the point that the flags describe, None where one was left out, by their fields.
 
     The vocabulary is GPT-2's, as in the paper.
 
     Raises:
-        ConfigError: a flag is missing or its value is wrong; the flag is named.
+        ConfigError: a flag is missing or its value is wrong.
     """
-    model: dict[str, Any] = {}
-    table: dict[str, Any] = {"model": model}
+    names = ("data_prefix", "device", "seed")
+    table: dict[str, Any] = {name: values[name] for name in names if values.get(name) is not None}
+    model: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for flag in FLAGS:
-        value = values.get(flag.field)
-        value = flag.default if value is None else value
+        given = values.get(flag.field)
+        value = flag.default if given is None else given
         if value is None:
             raise ConfigError(f"-{flag.letter} is missing ({flag.help})")
-        if value == "":
-            continue
-        name = flag.field.removeprefix("model.")
-        (table if name == flag.field else model)[name] = value
+        if flag.field.startswith("model."):
+            model[flag.field.removeprefix("model.")] = value
+        elif flag.field in _ENGINE_KEYS and value:
+            keys[flag.field] = value
+        elif value:
+            table[flag.field] = value
     if not re.fullmatch(r"\d+(\.\d+)?", model["name"]):
         raise ConfigError(f"-m {model['name']!r}: give billions of parameters, such as 7 or 8.3")
     model["name"] += "B"
-    extra = {k: v for k in ("data_prefix", "device", "seed") if (v := values.get(k)) is not None}
-    keys = {key: str(table.pop(key)) for key in _ENGINE_KEYS if key in table}
-    try:
-        table |= _engine_of(keys)
-        return make_point({**table, **extra}, source="config-n-run.sh")
-    except ConfigError as error:
-        raise ConfigError(_with_flags(str(error))) from None
+    return make_point({**table, "model": model, **_engine_of(keys)}, source="config-n-run.sh")
 
 
 def _engine_of(keys: Mapping[str, str]) -> dict[str, str]:
@@ -117,21 +110,13 @@ def _engine_of(keys: Mapping[str, str]) -> dict[str, str]:
         fixed = own.keys() - fields.keys()
         if all(keys.get(key, str(own[key])) == str(own[key]) for key in fixed):
             return {"engine": name, **{field: keys[key] for key, field in fields.items()}}
-    given = ", ".join(f"{key} = {value}" for key, value in keys.items())
+    letters = {flag.field: flag.letter for flag in FLAGS}
+    given = " ".join(f"-{letters[key]} {value}" for key, value in keys.items())
     known = "; ".join(
-        f"{name}: {', '.join(f'{key} {value}' for key, value in own.items())}"
+        f"{name}: {' '.join(f'-{letters[key]} {value}' for key, value in own.items())}"
         for name, own in engines.items()
     )
     raise ConfigError(f"config-n-run.sh: {given} is no engine; known are {known}")
-
-
-def _with_flags(message: str) -> str:
-    """Put the flag before each field that the message names."""
-    letters = {flag.field.removeprefix("model."): flag.letter for flag in FLAGS}
-    letters.update(prefetch="P", flush_async="A", opt_gaps="O")
-    names = "|".join(sorted(letters, key=len, reverse=True))
-    fields = rf"\b(?:model\.)?({names})\b"
-    return re.sub(fields, lambda match: f"-{letters[match[1]]} ({match[1]})", message)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -141,12 +126,8 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: a flag is wrong or missing, or the machine is too small.
     """
     given = build_parser().read(argv)
-    [point], data = with_data([point_from_flags(vars(given))], given)
-    if data:
-        say(data)
-    options = RunOptions.of(given, given.sweep, default_study())
-    return run_point(point, options, given.dry_run, not given.no_memory_check)
+    return run_point(point_from_flags(vars(given)), given, default_study())
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

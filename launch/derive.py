@@ -1,14 +1,36 @@
-"""What is made of a sweep's runs: tables, figures and the report."""
+"""What is made of runs: a verdict of each, and a sweep's tables, figures and report."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from configs.cli import say
 from configs.errors import ConfigError
+from launch.records import UNTRAINED, RunFolder, Status
+from parse.log import read_log
+from parse.records import LogError
+from parse.verdict import judge_log
+
+
+def with_verdict(status: Status, folder: RunFolder) -> Status:
+    """Return the status of a run: that of one which is ``ok`` is its loss's where that is bad.
+
+    A log that cannot be read says nothing against a run.
+    """
+    if status.status != "ok":
+        return status
+    try:
+        found = judge_log(read_log(folder.log))
+    except LogError:
+        return status
+    if found.word not in UNTRAINED:
+        return status
+    cause = f"ended, but its loss is {found.text}"
+    return replace(status, status=found.word, exit_code=1, cause=cause)
 
 
 def derive(folder: Path, expected_figures: Sequence[str]) -> int:

@@ -1,49 +1,209 @@
-"""A run's life: described, prepared, started, watched, judged, recorded."""
+"""A run of a point with its data and keys: prepared, started, watched, judged, recorded."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 from configs.cli import say
+from configs.errors import ConfigError
 from configs.fields import shaped_links
 from configs.files import ROOT, last_lines
 from configs.schema import Point
-from deep_optimizer_states.stale_locks import locks_watched
-from launch.data import data_prefix, embedded_words, look_at
-from launch.estimate import estimate
-from launch.fit import Machine, lacks, memory_text, probe_machine, runs_on_gpu
-from launch.hosts.launchers import tuned_config
-from launch.process.extensions import extensions_folder, ready_extensions
-from launch.process.members import Members
-from launch.process.monitor import Gpus, Monitor, look_around
+from configs.study import Study
+from dataset.embedded import EMBEDDED
+from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
+from launch import identity
+from launch.data import data_prefix, data_record, data_words, prepared, require_vocabulary
+from launch.derive import with_verdict
+from launch.fit import Machine, estimate, lacks, memory_text, probe_machine, runs_on_gpu
+from launch.hosts import launchers, namespaces
+from launch.hosts.launchers import (
+    EXTENSIONS_VARIABLE,
+    THIS_MACHINE,
+    Launcher,
+    extensions_folder,
+)
+from launch.process.monitor import Gpus, look_around, monitoring
 from launch.process.outcome import judge
-from launch.process.supervise import Companion, Ending, Job, Limits, supervise
+from launch.process.supervise import Companion, Ending, Job, Members, supervise
+from launch.process.turn import turn
 from launch.process.watch import add_note, duration_text
-from launch.records.ledger import read_records
-from launch.records.provenance import provenance
-from launch.records.run_folder import (
+from launch.records import (
+    INTERRUPTED,
     Driver,
     RunFolder,
     Status,
     create_run_folder,
     disk_is_full,
     next_run_path,
+    read_records,
+    results_of,
     sweep_dir,
 )
-from launch.task import RunOptions, Task, scalar_environment
-from launch.verdict import with_verdict
+from launch.trainer.recorder import TENSORBOARD_VARIABLE
+from launch.trainers import OWN_TRAINER, trainer_of
+from launch.trainers.protocol import Trainer
 
 Watch = Callable[[RunFolder], AbstractContextManager[object]]
 """Opened while a run lasts, to look at its files."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are started, whatever they are."""
+
+    results_dir: Path
+    """Folder of all results of the study."""
+    sweep: str
+    """Folder inside it."""
+    timeout_s: float | None = None
+    """Seconds a run may take; None for no limit."""
+    echo: bool = False
+    trainer: Trainer = OWN_TRAINER
+    hang_s: float | None = None
+    """Seconds a run may make no progress; None adapts them to the run, 0 is no limit."""
+    monitor_s: float = 1.0
+    """Seconds between two samples of the monitor; 0 for none."""
+    tensorboard: bool = False
+    launcher: Launcher = THIS_MACHINE
+    share: bool = False
+    """Measure beside the runs of other drivers instead of taking turns with them."""
+    dtype_reasons: Mapping[str, str] = field(default_factory=dict)
+    """Names of points whose type this machine decided, to the reason."""
+
+    @classmethod
+    def of(cls, given: Namespace, sweep: str, study: Study) -> Self:
+        """Read the options of :func:`launch.cli.add_run_options`.
+
+        Raises:
+            ConfigError: a package that an option needs is not installed, or options contradict
+                each other.
+        """
+        # A folder of that name, as runs have one, is no package.
+        found = importlib.util.find_spec("tensorboard")
+        if given.tensorboard and (found is None or found.origin is None):
+            raise ConfigError(
+                "--tensorboard: the package 'tensorboard' is not installed; install it with "
+                "'pip install tensorboard', or leave --tensorboard out"
+            )
+        return cls(
+            results_of(given.results_dir, study),
+            sweep,
+            given.timeout,
+            given.echo,
+            trainer_of(given, study),
+            hang_s=given.hang_timeout,
+            monitor_s=given.monitor_interval,
+            tensorboard=given.tensorboard,
+            launcher=Launcher.of(given),
+            share=given.share,
+        )
+
+    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """Wait for this machine's turn to measure a point; ranks elsewhere leave it to others."""
+        what = f"{self.sweep} {point.name}"
+        return turn(what, say, share=self.share or self.launcher.is_far)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point to run once."""
+
+    point: Point
+    data_prefix: str
+    """Absolute prefix of Megatron's files."""
+    point_key: str
+    """See :mod:`launch.identity`."""
+    setup_key: str
+    setup: Mapping[str, Any]
+    """Code, versions and processors, of which the key is made."""
+    repeat: int = 1
+    """Which of the point's repeats it is."""
+    dtype_reason: str = ""
+    """Why the point has the type that it has, where this machine decided it."""
+
+    @classmethod
+    def each(
+        cls, points: Sequence[Point], options: RunOptions, makes_data: bool = True
+    ) -> list[Self]:
+        """Return a task of every point on this machine, and make or fetch its data.
+
+        Without ``makes_data`` points whose data are not there yet are left out.
+
+        Raises:
+            ConfigError: a point's data is not there.
+        """
+        chosen = {point.data_prefix for point in points}
+        prefixes = {given: _prefix_of(given, options.trainer, makes_data) for given in chosen}
+        facts = identity.machine_and_checkout()
+        tasks = []
+        for point in points:
+            prefix = prefixes[point.data_prefix]
+            if prefix is None:
+                continue
+            require_vocabulary(point, prefix)
+            versions = {**facts["versions"], **options.trainer.versions}
+            versions |= options.launcher.versions(point.num_ranks)
+            setup = {**facts, "versions": versions, "code": _code(point, options)}
+            setup = {part: setup[part] for part in identity.SETUP}
+            key = identity.point_key(point, identity.data_facts(prefix))
+            setup_key = identity.setup_key(setup)
+            reason = options.dtype_reasons.get(point.name, "")
+            tasks.append(cls(point, prefix, key, setup_key, setup, dtype_reason=reason))
+        return tasks
+
+    @property
+    def keys(self) -> tuple[str, str, int]:
+        """What tells it from other runs: point, setup, repeat."""
+        return self.point_key, self.setup_key, self.repeat
+
+    def repeated(self, number: int) -> Self:
+        """Return the same task as another repeat."""
+        return replace(self, repeat=number)
+
+    def facts(self, command: list[str], provenance: dict[str, Any]) -> dict[str, Any]:
+        """Return what ``run.json`` says of the task, apart from the point."""
+        about = {**provenance, **self.setup, "data": data_record(self.data_prefix)}
+        own = {key: value for key, value in vars(self).items() if key not in ("point", "setup")}
+        return {**own, "command": command, "provenance": about}
+
+
+def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
+    """Absolute prefix of data; None for those that are not there yet and are not to be made."""
+    if given in trainer.own_data:
+        return trainer.own_data[given](given, makes_data)
+    return data_prefix(given) if given or makes_data else prepared(EMBEDDED)
+
+
+def _code(point: Point, options: RunOptions) -> dict[str, Any]:
+    """The code that a run of the point executes, and what the checkout makes of its fields."""
+    trainer, rows = options.trainer, point.study.companions.values() if point.study else ()
+    if trainer.refuse(point):
+        return identity.code_facts({}, None)
+    # Where the run's folder and data lie changes nothing.
+    program = trainer.program(point, Path("run"), "data")
+    beside = [row for row in rows if point.value(row.field)]
+    settings = [
+        trainer.ds_config(point),
+        program.arguments,
+        trainer.environment(point) | point.row_environment,
+        [row.model_dump() for row in beside],
+    ]
+    entries = [program.name, *(row.module for row in beside), launchers.__name__]
+    entries += [namespaces.__name__] if point.link_mbit else []
+    return identity.code_facts(identity.code_of(entries), settings)
 
 
 @dataclass(frozen=True)
@@ -64,27 +224,51 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
     """
-    point = task.point
     extensions = extensions_folder(os.environ)
     for line in ready_extensions(extensions):
         say(line)
-    folder = create_run_folder(options.results_dir, options.sweep, point)
+    folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job = prepare(task, options, folder)
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
         # A build that the ranks wait for may be killed meanwhile.
         with watch(folder), locks_watched(extensions, partial(add_note, folder.log)):
-            limits = Limits(options.timeout_s, options.hang_s)
-            monitor = partial(_monitor, job, point, folder, options.monitor_s)
-            ending = supervise(job, limits, monitor if options.monitor_s else None, options.echo)
-        status = _judged(ending, folder, point, options)
+            monitor = partial(_monitored, job, task.point, folder, options.monitor_s)
+            ending = supervise(job, monitor if options.monitor_s else None, options.echo)
+        status = _judged(ending, folder, task.point, options.trainer)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
-        status = Status("interrupted", cause="the launcher was stopped")
+        status = Status(INTERRUPTED, cause="the launcher was stopped")
         raise
     finally:
         status = folder.record_end(status)
     return Outcome(folder, status, ending.stop_signal)
+
+
+def ready_extensions(folder: Path) -> list[str]:
+    """Make the folder of compiled ops ready: there, open to writing, without stale locks.
+
+    torch makes a lock file beside every op that it loads, built or not.
+
+    Returns:
+        What became of locks, in sentences for the user.
+
+    Raises:
+        ConfigError: this user cannot write there.
+    """
+    about = f"{EXTENSIONS_VARIABLE} = {str(folder)!r}"
+    remedy = f"name a folder of your own in {EXTENSIONS_VARIABLE}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{about}: {error.strerror}; {remedy}") from None
+    for place in (folder, *(path for path in folder.glob("*") if path.is_dir())):
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"{about}: you cannot write into {str(place)!r}, where torch locks an op while it "
+                f"loads it; {remedy}"
+            )
+    return clear_stale_locks(folder)
 
 
 def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
@@ -99,13 +283,12 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
         before = look_around(gpus)
     finally:
         gpus.close()
-    facts = task.facts(command, {**provenance(environment), "before": before})
-    config = trainer.ds_config(point)
-    if launcher.autotuning:
-        config = tuned_config(config, folder.path)
-    folder.write_inputs(point, facts, config)
+    facts = task.facts(command, {**identity.provenance(environment), "before": before})
+    folder.write_inputs(point, facts, trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
-    return Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
+    beside = companions(point, folder.path)
+    limits = (options.timeout_s, options.hang_s)
+    return Job(command, ROOT, environment, folder.log, metrics, beside, *limits)
 
 
 def start_of(
@@ -116,9 +299,9 @@ def start_of(
     program = trainer.program(point, run_dir, data_prefix)
     port = launcher.port()
     environment = launcher.environment(os.environ, point.num_ranks, port)
-    environment |= scalar_environment(options.tensorboard, options.wandb_project)
-    environment |= trainer.environment(point)
-    environment |= point.row_environment
+    if options.tensorboard:
+        environment[TENSORBOARD_VARIABLE] = "1"
+    environment |= trainer.environment(point) | point.row_environment
     return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 
@@ -146,25 +329,23 @@ def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
     return tuple(found)
 
 
-def _gpus(point: Point, environment: dict[str, str]) -> Gpus:
+def _gpus(point: Point, environment: Mapping[str, str]) -> Gpus:
     """The first GPUs that the ranks see."""
     count = 0 if point.device == "cpu" else point.num_ranks
     return Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)
 
 
-def _monitor(
+def _monitored(
     job: Job, point: Point, folder: RunFolder, interval_s: float, members: Members
-) -> Monitor:
-    gpus = _gpus(point, dict(job.environment))
-    return Monitor(members, folder.path / "monitor.jsonl", interval_s, gpus)
+) -> AbstractContextManager[None]:
+    gpus = _gpus(point, job.environment)
+    return monitoring(members, folder.path / "monitor.jsonl", interval_s, gpus)
 
 
-def _judged(ending: Ending, folder: RunFolder, point: Point, options: RunOptions) -> Status:
+def _judged(ending: Ending, folder: RunFolder, point: Point, trainer: Trainer) -> Status:
     lines = last_lines(folder.log, 2000, 2**20)
-    trainer = options.trainer
     has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
-    status = judge(ending, lines, has_ended, is_full, trainer.end_mark)
-    return with_verdict(status, folder)
+    return with_verdict(judge(ending, lines, has_ended, is_full, trainer.end_mark), folder)
 
 
 def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:
@@ -183,29 +364,27 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
     if point.data_prefix in options.trainer.own_data:
         prefix = f"({point.data_prefix})"
         data = f"{point.data_prefix}, made or fetched when they are first needed"
-    elif point.data_prefix:
-        prefix = data_prefix(point.data_prefix)
-        data = look_at(prefix).words
     else:
-        prefix, data = "(the embedded corpus)", embedded_words()
+        prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
+        data = data_words(point.data_prefix)
     program, launcher = options.trainer.program(point, path, prefix), options.launcher
     port = launcher.port() if launcher.rdzv_endpoint else 0
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)
     seconds = expected.seconds
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
+    lacking, links = lacks(point, machine, options), shaped_links([point.link_mbit])
     lines = [
         f"point    {point.name or stem}",
+        *([f"skipped  {'; '.join(lacking)}"] if lacking else []),
         *more,
         f"folder   {path}",
         f"command  {shlex.join(command)}",
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
-        *([f"links    {links}"] if (links := shaped_links([point.link_mbit])) else []),
+        *([f"links    {links}"] if links else []),
         f"data     {data}",
         f"memory   {memory_text(point, machine, options.trainer)}",
         f"time     {time}",
         f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",
     ]
-    if lacking := lacks(point, machine, options):
-        lines.insert(1, f"skipped  {'; '.join(lacking)}")
     return "\n".join(lines)

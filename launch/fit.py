@@ -1,4 +1,4 @@
-"""What this machine has, and whether a point can run on it: memory, GPUs, packages, number types.
+"""What this machine has, whether a point can run on it, and how long that will take.
 
 Memory is that of the model of memory, and somewhat more: a run that is let through should not die
 of memory after an hour. A run that the model does not know is let through, which is said.
@@ -11,8 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,26 +22,36 @@ from packaging.requirements import Requirement
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
-from deep_optimizer_states.memory import free_host_bytes
-from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
+from deep_optimizer_states.core.host import free_host_bytes, usable_cores
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.memory import GIB, peaks_of
+from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.hosts import namespaces
+from launch.hosts.launchers import TORCHRUN
+from launch.identity import settings_key
+from launch.records import Record
+from launch.simulate.workloads import AsOf, workload_of
 
 if TYPE_CHECKING:  # trainers ask this module where their ranks run
-    from launch.task import RunOptions
+    from launch.execute import RunOptions
     from launch.trainers.protocol import Trainer
 
 MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
-PROFILES = {True: "h200x1", False: "cpu-only"}
-"""Shipped profiles that stand for a machine with GPUs and for one without."""
+GPU_PROFILE = "h200x1"
+"""Shipped profile that stands for a machine with GPUs."""
 HALF_TYPES = frozenset({"bf16", "fp16"})
 """Types of 16 bits, which not every processor multiplies natively."""
 FAST = "fp32"
 """Type that every processor multiplies natively."""
 NO_PRODUCT = "torch has no native bf16 matrix product on this processor"
+GPU_START_S = 45.0
+"""From the launch to the first iteration."""
+AS_BEFORE = "as it took before"
+"""What :attr:`Estimate.how` says of a time that an earlier run took."""
 
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ASK_MEMORY = """
@@ -72,18 +82,6 @@ class Machine:
     """Return the types of 16 bits for which torch has a native matrix product on the processor.
 
     A function, because asking torch takes seconds and few commands need the answer."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """Memory a point needs."""
-
-    host_bytes: int
-    """All ranks together."""
-    device_bytes: int
-    """On the GPU that holds most; 0 on a CPU, where the host holds everything."""
-    stages: tuple[int, ...] = ()
-    """Bytes of a rank of each stage of a pipeline: on its GPU, or without one on the host."""
 
 
 def probe_machine() -> Machine:
@@ -124,24 +122,25 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
     return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
 
 
-def predict(point: Point, on_gpu: bool, trainer: Trainer) -> Need:
-    """Predict the memory that ``point`` needs on GPUs or on a CPU alone.
+def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int]:
+    """Predict the memory that a point needs: of the host for all ranks, and of the fullest GPU.
+
+    Without GPUs the host holds everything, and the second is 0.
 
     Raises:
         WorkloadError: the model of memory does not know such a run; names the setting.
     """
     every = [peaks_of(setting, on_gpu) for setting in trainer.settings(point, on_gpu)]
     host = sum(peaks.host_bytes for peaks in every) * point.num_ranks / len(every)
-    each = [peaks.device_bytes if on_gpu else peaks.host_bytes for peaks in every]
-    return Need(
-        int(MARGIN * host),
-        int(MARGIN * max(each)) if on_gpu else 0,
-        tuple(int(MARGIN * stage) for stage in each) if point.pp > 1 else (),
-    )
+    device = max(peaks.device_bytes for peaks in every) if on_gpu else 0
+    return int(MARGIN * host), int(MARGIN * device)
 
 
 def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
-    """Return why the point cannot run here, a line each; none if it can, or is not predicted."""
+    """Return what the point needs and this machine lacks of GPUs and memory, a line each.
+
+    Empty where there is enough, or where the point's memory is not predicted.
+    """
     on_gpu, gpus = runs_on_gpu(point, machine), machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -151,12 +150,12 @@ def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
             + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
         ]
     try:
-        need = predict(point, on_gpu, trainer)
+        host, device = needed_bytes(point, on_gpu, trainer)
     except WorkloadError:
         return []
-    asked = [("host memory", need.host_bytes, machine.host_free_bytes)]
+    asked = [("host memory", host, machine.host_free_bytes)]
     if on_gpu:
-        asked.append(("GPU memory", need.device_bytes, min(gpus[: point.num_ranks])))
+        asked.append(("GPU memory", device, min(gpus[: point.num_ranks])))
     return [
         f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
         for what, need_bytes, free_bytes in asked
@@ -169,38 +168,15 @@ def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
     on_gpu = runs_on_gpu(point, machine)
     short = "; ".join(shortages(point, machine, trainer))
     try:
-        need = predict(point, on_gpu, trainer)
+        host, device = needed_bytes(point, on_gpu, trainer)
     except WorkloadError as error:
         return f"not predicted: {error}{short and f'; {short}'}"
     without = on_gpu and not machine.gpu_free_bytes
-    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
-    stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
-    stages = stages and f" (a rank of each stage: {stages} GiB)"
+    as_if = f" (as on a GPU of profile {GPU_PROFILE}; none here)" if without else ""
     return (
-        f"predicted host {need.host_bytes / GIB:.1f} GiB, each GPU "
-        f"{need.device_bytes / GIB:.1f} GiB{stages}{as_if}: {short or 'fits this machine'}"
+        f"predicted host {host / GIB:.1f} GiB, each GPU {device / GIB:.1f} GiB{as_if}: "
+        f"{short or 'fits this machine'}"
     )
-
-
-def refuse_if_short(point: Point, machine: Machine, trainer: Trainer) -> None:
-    """Stop before a run that cannot end well.
-
-    Raises:
-        ConfigError: memory or GPUs are missing; says how much is needed and free.
-    """
-    lines = shortages(point, machine, trainer)
-    if not lines:
-        return
-    gpus = len(machine.gpu_free_bytes)
-    remedy = (
-        "Choose a smaller model, more ranks or a smaller micro-batch, or pass --no-memory-check"
-    )
-    if runs_on_gpu(point, machine) and gpus < point.num_ranks:
-        fewer = gpus // (point.tp * point.pp)
-        ways = [*([f"--dp {fewer}"] if fewer else []), "--device cpu"]
-        remedy = f"Give {' or '.join(ways)}, or start it on more machines"
-    what = f"{point.model.name} with engine {point.engine}"
-    raise ConfigError(f"{what} does not fit: {'; '.join(lines)}. {remedy}")
 
 
 def largest_model_that_fits(
@@ -217,9 +193,8 @@ def largest_model_that_fits(
     for name in reversed(names):
         if not any(shortages(point, machine, trainer) for point in points_of(name)):
             return name
-    for point in points_of(names[0]):
-        refuse_if_short(point, machine, trainer)
-    raise AssertionError("a model that does not fit was not refused")
+    short = next(p for p in points_of(names[0]) if shortages(p, machine, trainer))
+    raise _too_large(short, machine, trainer)
 
 
 def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
@@ -236,20 +211,48 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     found += options.trainer.refuse(point)
     if not far and not any(found):
         found.append(_fp16_lack(point, machine, options))
-    found += options.launcher.lacks(point)
+    options.launcher.versions(point.num_ranks)  # refuses a number of ranks that hosts cannot run
     if point.link_mbit and (reason := _link_lack(point, machine, options)):
         found.append(f"link_mbit = {point.link_mbit}: {reason}")
     return [text for text in found if text]
 
 
-def refuse_if_lacking(point: Point, machine: Machine, options: RunOptions) -> None:
-    """Stop before a run that cannot be.
+def why_not_here(
+    point: Point, machine: Machine, options: RunOptions, memory_check: bool = True
+) -> str:
+    """Say what a point needs that this machine lacks; empty when it can be run."""
+    reasons = lacks(point, machine, options)
+    if memory_check and not reasons:
+        reasons = shortages(point, machine, options.trainer)
+    return "; ".join(reasons)
+
+
+def refuse_what_cannot_run(
+    point: Point, machine: Machine, options: RunOptions, memory_check: bool = True
+) -> None:
+    """Stop before a run that cannot be, or cannot end well.
 
     Raises:
-        ConfigError: the machine, the software or the options lack what the engine needs.
+        ConfigError: the machine, the software or the options lack what the point needs.
     """
     if lacking := lacks(point, machine, options):
         raise ConfigError(f"engine '{point.engine}': {'; '.join(lacking)}")
+    if memory_check and shortages(point, machine, options.trainer):
+        raise _too_large(point, machine, options.trainer)
+
+
+def _too_large(point: Point, machine: Machine, trainer: Trainer) -> ConfigError:
+    gpus = len(machine.gpu_free_bytes)
+    remedy = (
+        "Choose a smaller model, more ranks or a smaller micro-batch, or pass --no-memory-check"
+    )
+    if runs_on_gpu(point, machine) and gpus < point.num_ranks:
+        fewer = gpus // (point.tp * point.pp)
+        ways = [*([f"--dp {fewer}"] if fewer else []), "--device cpu"]
+        remedy = f"Give {' or '.join(ways)}, or start it on more machines"
+    what = f"{point.model.name} with engine {point.engine}"
+    lines = "; ".join(shortages(point, machine, trainer))
+    return ConfigError(f"{what} does not fit: {lines}. {remedy}")
 
 
 def _lack(need: str, point: Point, machine: Machine) -> str:
@@ -279,22 +282,17 @@ def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
 
 
 def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
-    none, launcher = "give link_mbit = 0 for links as they are", options.launcher
+    none = "give link_mbit = 0 for links as they are"
     if point.num_ranks == 1:
         return f"one rank has no link to another; {none}, or a dp or pp above 1"
-    if launcher.is_far:
-        only = "links are shaped between ranks of one machine"
-        return f"{only}; leave out --hostfile, --launcher srun and --nnodes, or {none}"
-    if launcher.kind != "torchrun":
-        only = "links are shaped between ranks that torchrun starts"
-        return f"{only}; leave out --launcher {launcher.kind}, or {none}"
+    if options.launcher.is_far or options.launcher.kind != TORCHRUN:
+        only = "links are shaped between ranks that torchrun starts on one machine"
+        return f"{only}; leave out --launcher, --hostfile and --nnodes, or {none}"
     if runs_on_gpu(point, machine):
         return (
             "GPUs of one machine exchange through its memory, whatever links there are; give "
             f"device = 'cpu', or {none}"
         )
-    if options.wandb_project is not None:
-        return f"ranks behind such links reach no other machine; leave out --wandb, or {none}"
     problem = namespaces.unavailable()
     return (
         problem and f"{problem}; run it as root on a Linux with iproute2 and util-linux, or {none}"
@@ -302,16 +300,14 @@ def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
 
 
 def in_fast_type(
-    points: Sequence[Point], machine: Machine, options: RunOptions, stays: str = ""
+    points: Sequence[Point], machine: Machine, options: RunOptions
 ) -> tuple[list[Point], dict[str, str]]:
     """Give points of the small form whose type nobody chose the one that is fast here.
 
     The small form computes in bf16, the type that people train in. A processor without a bf16
     matrix product spends minutes on each of its runs, so that there it computes in fp32. All
-    points change or none does, so that engines are compared in one type.
-
-    Torch is asked only if a point is open. Of other hosts it is not known what they multiply. The
-    type of earlier runs that are kept, ``stays``, decides where there are any.
+    points change or none does, so that engines are compared in one type. Torch is asked only if a
+    point is open. Of other hosts it is not known what they multiply.
 
     Returns:
         The points, and the reason by the names of those that changed.
@@ -320,42 +316,51 @@ def in_fast_type(
         point.name: point.model_copy(update={"dtype": FAST})
         for point in points
         if not options.launcher.is_far
-        and _is_small(point)
-        and _is_unset(point)
+        and point.study is not None
+        and point.model.name == point.study.small_model
+        and "dtype" not in point.model_fields_set
         and not runs_on_gpu(point, machine)
     }
-    if not changed or stays == "bf16" or (not stays and "bf16" in machine.half_types()):
+    if not changed or "bf16" in machine.half_types():
         return list(points), {}
     # DeepSpeed's JSON of the user's own, a checkpoint or another trainer may ask for bf16.
     refuse = options.trainer.refuse
     if any(refuse(changed[p.name]) and not refuse(p) for p in points if p.name in changed):
         return list(points), {}
-    reason = "the runs that stay are of this type" if stays else NO_PRODUCT
-    return [changed.get(p.name, p) for p in points], dict.fromkeys(changed, reason)
+    return [changed.get(p.name, p) for p in points], dict.fromkeys(changed, NO_PRODUCT)
 
 
-def dtype_text(reasons: Mapping[str, str]) -> str:
-    """Say in a line which type :func:`in_fast_type` chose; empty where it chose none."""
-    reason = next(iter(reasons.values()), "")
-    return reason and f"type: {FAST} in place of bf16, since {reason}; --dtype bf16 asks for it"
+DTYPE_TEXT = f"type: {FAST} in place of bf16, since {NO_PRODUCT}; --dtype bf16 asks for it"
+"""Says in a line which type :func:`in_fast_type` chose."""
 
 
-def dtype_option(points: Sequence[Point], options: RunOptions) -> list[str]:
-    """Return the option with which other machines take the type of these points.
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a whole run."""
 
-    Nodes of several kinds that choose for themselves could choose several types.
-    """
-    types = {
-        point.dtype
-        for point in points
-        if _is_small(point) and (point.name in options.dtype_reasons or _is_unset(point))
-    }
-    return ["--dtype", *types] if len(types) == 1 else []
+    seconds: float | None
+    """None where neither an earlier run nor the performance model tells."""
+    how: str
+    """:data:`AS_BEFORE`, ``rough, from the rates of NAME``, or why it is not known."""
 
 
-def _is_small(point: Point) -> bool:
-    return point.study is not None and point.model.name == point.study.small_model
+def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
+    """Estimate the seconds that a point will take, after earlier runs, the newest last."""
+    key = settings_key(point)
+    for record in reversed(records):
+        same = record.point_key.startswith(key) and record.status == "ok"
+        if same and record.seconds:
+            return Estimate(record.seconds, AS_BEFORE)
+    if not runs_on_gpu(point, machine):
+        return Estimate(None, "not known before the first run on a CPU")
+    try:
+        seconds = GPU_START_S + point.iterations * _iteration_on_gpus(point)
+    except WorkloadError as error:
+        return Estimate(None, f"not predicted: {error}")
+    return Estimate(seconds, f"rough, from the rates of {GPU_PROFILE}")
 
 
-def _is_unset(point: Point) -> bool:
-    return "dtype" not in point.model_fields_set
+def _iteration_on_gpus(point: Point) -> float:
+    profile = load_machine(GPU_PROFILE)
+    profile = replace(profile, cores=usable_cores(), gpus=point.num_ranks)
+    return predict(workload_of(point, AsOf.TODAY), profile).iteration_s

@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from configs.cli import Parser, complain, run_command
 from configs.files import write_json
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 
 SLICE_S = 0.010
 """Seconds of work between two looks at the clock."""
@@ -63,57 +65,42 @@ class CpuHolder:
     def __init__(self, share: float) -> None:
         self._cores = usable_cores()
         a_core = min(MOST_WORKERS_A_CORE, 1 + math.ceil(2 * share / (1 - share)))
-        count = self._cores * a_core
-        context = multiprocessing.get_context("fork")
-        # Shared with the forked workers: the seconds each has used, below 0 before it began.
-        self._used = context.RawArray("d", [-1.0] * count)
+        context, words = multiprocessing.get_context("fork"), (share / a_core, os.getpid())
         self._workers = [
-            context.Process(
-                target=_spin, args=(share / a_core, os.getpid(), self._used, number), daemon=True
-            )
-            for number in range(count)
+            context.Process(target=_spin, args=words, daemon=True)
+            for _ in range(self._cores * a_core)
         ]
         for worker in self._workers:
             worker.start()
-        while min(self._used) < 0:
-            time.sleep(SLICE_S)
-            self._check()
-        self._before_s = self._used_s()
+        self._seen = [psutil.Process(worker.pid) for worker in self._workers]
 
     def step(self) -> None:
         """Sleep; the workers work."""
-        self._check()
+        if not all(worker.is_alive() for worker in self._workers):
+            raise RuntimeError("one of its workers ended")
         time.sleep(5 * SLICE_S)
 
     def held_s(self) -> float:
         """Return the processor seconds of all workers, over the cores."""
-        return (self._used_s() - self._before_s) / self._cores
+        return sum(sum(process.cpu_times()[:2]) for process in self._seen) / self._cores
 
     def close(self) -> None:
         """End the workers."""
         for worker in self._workers:
             worker.kill()
 
-    def _used_s(self) -> float:
-        return float(sum(self._used))
 
-    def _check(self) -> None:
-        if not all(worker.is_alive() for worker in self._workers):
-            raise RuntimeError("one of its workers ended")
-
-
-def _spin(share: float, parent: int, used: Any, number: int) -> None:  # noqa: ANN401 - ctypes
-    """Use ``share`` of one core until the parent is gone; ``used[number]`` shows the seconds."""
+def _spin(share: float, parent: int) -> None:
+    """Use ``share`` of one core until the parent is gone."""
     # The whole run is told to end; the parent reads the sums before it ends us.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Linux shares the processor between sessions first: in one, all workers count as one process.
     os.setsid()
-    debt = Debt(share, time.monotonic())
-    begun = last = time.process_time()
+    debt, last = Debt(share, time.monotonic()), time.process_time()
     while os.getppid() == parent:
         now = time.process_time()
         debt.pay(now - last)
-        last, used[number] = now, now - begun
+        last = now
         if (due_s := debt.due_s(time.monotonic())) > 0:
             until = now + min(due_s, SLICE_S)
             while time.process_time() < until:
@@ -193,24 +180,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         on_cpu = given.device == "cpu"
         holder = CpuHolder(given.share) if on_cpu else GpuHolder(given.share, given.device)
-        try:
-            started = reported = time.monotonic()
-            _report(given, 0.0, None)
-            # A hog that outlives its run would hold the device for ever.
-            while not asked and os.getppid() == parent:
-                holder.step()
-                now = time.monotonic()
-                if now - reported >= REPORT_S:
-                    _report(given, now - started, holder.held_s())
-                    reported = now
-            _report(given, time.monotonic() - started, holder.held_s())
-        finally:
-            holder.close()
     except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
-        first_line, *_ = str(error).splitlines() or [type(error).__name__]
-        _say(given.device, f"error: {first_line}")
-        return 1
+        return _failed(given.device, error)
+    try:
+        started = reported = time.monotonic()
+        _report(given, 0.0, None)
+        # A hog that outlives its run would hold the device for ever.
+        while not asked and os.getppid() == parent:
+            holder.step()
+            now = time.monotonic()
+            if now - reported >= REPORT_S:
+                _report(given, now - started, holder.held_s())
+                reported = now
+        _report(given, time.monotonic() - started, holder.held_s())
+    except (RuntimeError, psutil.Error) as error:
+        return _failed(given.device, error)
+    finally:
+        holder.close()
     return 0
+
+
+def _failed(device: str, error: Exception) -> int:
+    first_line, *_ = str(error).splitlines() or [type(error).__name__]
+    complain(f"[launch] hog of {device}: error: {first_line}")
+    return 1
 
 
 def _report(given: argparse.Namespace, seconds: float, held_s: float | None) -> None:
@@ -223,11 +216,8 @@ def _report(given: argparse.Namespace, seconds: float, held_s: float | None) -> 
     try:
         write_json(given.out, table)
     except OSError as error:  # the disk is full: the share is still held
-        _say(given.device, f"{given.out.name} could not be written: {error.strerror}")
-
-
-def _say(device: str, text: str) -> None:
-    complain(f"[launch] hog of {device}: {text}")
+        why = f"{given.out.name} could not be written: {error.strerror}"
+        complain(f"[launch] hog of {given.device}: {why}")
 
 
 def _share(text: str) -> float:

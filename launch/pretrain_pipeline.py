@@ -6,24 +6,15 @@ and the block ``optimus_cc`` count here. The log goes to stdout, ``metrics.jsonl
 
 from __future__ import annotations
 
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
+from launch.trainer.runfile import Ranks, RunFile, run_and_leave
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the trainer in this process.
-
-    Returns:
-        Exit code: 0 after a finished run, 2 when the user has to mend something.
-    """
-    return run_program(_train, __doc__, argv)
-
-
-def _train(run: RunFile, ranks: Ranks) -> None:
-    # Only now: torch and megatron-core take seconds to import.
+def train(run: RunFile, ranks: Ranks) -> None:
+    """Train as one of the run's ranks."""
     from launch.trainer.pipeline_adapter import train
 
     train(run, ranks)
 
 
 if __name__ == "__main__":
-    run_and_leave(main)
+    run_and_leave(train, __doc__)

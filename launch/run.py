@@ -6,19 +6,18 @@ POINT is a file, or the name of one of the study's points.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from configs.cli import Parser, complain, say
+from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError, explain
-from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study
 from launch import cli, fit
 from launch.data import with_data
-from launch.execute import describe, execute
-from launch.task import RunOptions, Task
+from launch.execute import RunOptions, Task, describe, execute
 
 SINGLE_RUNS = "single"
 """Sweep folder of runs started one by one."""
@@ -41,19 +40,24 @@ def find_point_file(name_or_path: str, study: Study) -> Path:
     raise ConfigError(explain.unknown("point", name_or_path, sorted(shipped)))
 
 
-def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bool) -> int:
-    """Check the machine, prepare the data, run; the exit code is the run's own."""
-    machine = fit.probe_machine()
+def run_point(point: Point, given: Namespace, study: Study) -> int:
+    """Choose the data, check the machine, run; the exit code is the run's own.
+
+    Raises:
+        ConfigError: an option is wrong, or the machine is too small.
+    """
+    [point], data = with_data([point], given)
+    options, machine = RunOptions.of(given, SINGLE_RUNS, study), fit.probe_machine()
     [point], reasons = fit.in_fast_type([point], machine, options)
-    if reasons:
-        say(fit.dtype_text(reasons))
-        options = replace(options, dtype_reasons=reasons)
-    if dry_run:
+    for line in (data, fit.DTYPE_TEXT if reasons else ""):
+        if line:
+            say(line)
+    options = replace(options, dtype_reasons=reasons)
+    if given.dry_run:
         say(describe(point, machine, options))
         return 0
-    fit.refuse_if_lacking(point, machine, options)
-    if memory_check and not options.launcher.is_far:
-        fit.refuse_if_short(point, machine, options.trainer)
+    memory_check = not given.no_memory_check and not options.launcher.is_far
+    fit.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
     with options.turn(point, say):
         outcome = execute(task, options)
@@ -68,7 +72,6 @@ def build_parser(study: Study) -> Parser:
     parser = Parser("python -m launch.run", "Run one point.")
     parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
     cli.add_study_option(parser)
-    parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
     cli.add_run_options(parser, echo=True)
     cli.add_field_options(parser, study)
     return parser
@@ -84,14 +87,10 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser(study).read(argv)
     path = find_point_file(given.point, study)
     overrides = cli.field_overrides(given, study)
-    table = apply_overrides(read_toml(path), overrides, study)
+    table = study.overlaid(read_toml(path), overrides)
     options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
-    [point], data = with_data([study.make_point(table, f"{path}{options_too}")], given)
-    if data:
-        say(data)
-    options = RunOptions.of(given, given.sweep, study)
-    return run_point(point, options, given.dry_run, not given.no_memory_check)
+    return run_point(study.make_point(table, f"{path}{options_too}"), given, study)
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

@@ -6,7 +6,6 @@ FOLDER is a results folder or the folder of one sweep. Reads files alone and cha
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,17 +15,17 @@ from configs import cli
 from configs.errors import ConfigError
 from configs.files import ROOT
 from launch.process.watch import Tail, duration_text, progress_text
-from launch.records.ledger import Record, read_records
+from launch.records import Record, read_records
 from launch.sweep_index import INDEX, read_index
 
-PENDING, DAMAGED = "pending", "damaged"
+PENDING = "pending"
 _RUN = "*/run-*/run.json"
-WATCH_S = 2.0
-"""Seconds between two looks under ``--watch``."""
 
 
 def sweep_folders(folder: Path) -> list[Path]:
     """Return the sweep folders that a path names: itself, or those in it; of single runs as well.
+
+    Simulated sweeps, of which nothing was run, are left out.
 
     Raises:
         ConfigError: there are none.
@@ -37,15 +36,9 @@ def sweep_folders(folder: Path) -> list[Path]:
     places = ("*", "*/*")
     every = {path.parent for place in places for path in folder.glob(f"{place}/{INDEX}")}
     every |= {path.parents[2] for place in places for path in folder.glob(f"{place}/{_RUN}")}
-    found = sorted(
-        path
-        for path in every
-        if path.parent == folder or not path.parent.name.startswith("simulated-")
-    )
-    if every and not found:
-        raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
+    found = sorted(path for path in every if not path.parent.name.startswith("simulated-"))
     if not found:
-        raise ConfigError(f"{folder}: no sweep in it; give a results folder or a sweep's")
+        raise ConfigError(f"{folder}: no sweep was run in it; give a results folder or a sweep's")
     return found
 
 
@@ -54,62 +47,50 @@ def sweep_status(folder: Path) -> dict[str, Any]:
 
     Runs that are asked for and have no folder yet are ``pending``. Of runs that no sweep asked for,
     each point's newest has an entry.
-
-    Raises:
-        ConfigError: its ``sweep.json`` is damaged.
     """
     index = read_index(folder)
     newest = {(r.point_key, r.repeat): r for r in read_records(folder)}
     # A run of another sweep may stand for one of this sweep's points.
-    shared = {(str(r.get("name")), r.get("repeat")): r for r in index.get("runs", [])}
+    shared = {(r.get("name"), r.get("repeat")): r.get("status") for r in index.get("runs", [])}
     entries = []
     for point in index.get("points", []):
         for repeat in range(1, int(point.get("repeats") or 1) + 1):
             record = newest.get((point.get("point_key"), repeat))
-            entry = {"name": point.get("name"), "repeat": repeat}
-            if record is not None:
-                entry |= _entry(record)
-            else:
-                other = shared.get((str(point.get("name")), repeat), {})
-                entry |= {"status": other.get("status", PENDING), "detail": ""}
-            entries.append(entry)
+            other = shared.get((point.get("name"), repeat), PENDING)
+            about = {"status": other, "detail": ""} if record is None else _entry(record)
+            entries.append({"name": point.get("name"), "repeat": repeat, **about})
     if not index:
         entries = [{"name": r.name, "repeat": r.repeat, **_entry(r)} for r in newest.values()]
-    counts = Counter(str(entry["status"]) for entry in entries)
     return {
         "sweep": str(index.get("name") or folder.name),
         "folder": str(folder),
-        "simulated": index.get("source") == "simulated",
-        "counts": dict(counts),
+        "counts": dict(Counter(str(entry["status"]) for entry in entries)),
         "runs": entries,
     }
 
 
 def _entry(record: Record) -> dict[str, Any]:
     newest = Tail(record.path / "metrics.jsonl").look()
-    entry: dict[str, Any] = {
+    loss = None if newest is None else newest.get("loss")
+    took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
+    details = {
+        "running": progress_text(newest, record.iterations),
+        "ok": f"{took}last loss {'none' if loss is None else f'{loss:.4f}'}",
+    }
+    return {
         "status": record.status,
         "folder": str(record.path),
         "seconds": record.seconds,
         "iteration": None if newest is None else newest.get("iteration"),
         "iterations": record.iterations,
-        "loss": None if newest is None else newest.get("loss"),
+        "loss": loss,
+        "detail": details.get(record.status, record.cause),
     }
-    loss = "none" if entry["loss"] is None else f"{entry['loss']:.4f}"
-    took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
-    details = {
-        "running": progress_text(newest, record.iterations),
-        "ok": f"{took}last loss {loss}",
-    }
-    return {**entry, "detail": details.get(record.status, record.cause)}
 
 
 def status_text(sweep: dict[str, Any]) -> str:
     """Return a sweep's status as lines of text; what files say is made printable."""
     counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
-    counts = sweep.get("error") or counts
-    if sweep.get("simulated"):
-        counts = "simulated, nothing was run"
     lines = [f"{sweep['sweep']}: {counts}  ({sweep['folder']})"]
     width = max((len(str(run["name"])) for run in sweep["runs"]), default=0)
     repeats = any(run["repeat"] > 1 for run in sweep["runs"])
@@ -124,7 +105,6 @@ def build_parser() -> cli.Parser:
     parser = cli.Parser("python -m launch.status", "How sweeps stand.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", metavar="FOLDER")
     cli.add_json(parser)
-    parser.add_argument("--watch", action="store_true", help="look again until nothing runs")
     return parser
 
 
@@ -138,24 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ConfigError: there is no sweep.
     """
     given = build_parser().read(argv)
-    while True:
-        folders = sweep_folders(given.folder)
-        found = []
-        for folder in folders:
-            try:
-                found.append(sweep_status(folder))
-            except ConfigError as error:
-                if folders == [given.folder]:
-                    raise
-                about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
-                found.append({**about, "counts": {DAMAGED: 1}, "runs": []})
-        if given.json:
-            cli.say(json.dumps(found, indent=2))
-        else:
-            cli.say("\n".join(status_text(sweep) for sweep in found))
-        if not given.watch or not any("running" in sweep["counts"] for sweep in found):
-            break
-        time.sleep(WATCH_S)
+    found = [sweep_status(folder) for folder in sweep_folders(given.folder)]
+    cli.say(json.dumps(found, indent=2) if given.json else "\n".join(map(status_text, found)))
     good = {"ok", "running", PENDING}
     return int(any(set(sweep["counts"]) - good for sweep in found))
 

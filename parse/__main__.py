@@ -1,8 +1,7 @@
 """Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
 
-``python -m parse compare OLD NEW`` is the regression gate and ``python -m parse keep RESULTS FILE``
-keeps what it may compare with, see :mod:`parse.regress`; ``python -m parse diagnose LOG...`` says
-what ails a run, see :mod:`parse.diagnose`.
+``python -m parse compare OLD NEW`` is the regression gate, see :mod:`parse.regress`; ``python -m
+parse diagnose LOG...`` says what ails a run, see :mod:`parse.diagnose`.
 """
 
 from __future__ import annotations
@@ -34,32 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         from parse import diagnose
 
         return diagnose.main(given[1:])
-    if given[:1] in (["compare"], ["keep"]):
+    if given[:1] == ["compare"]:
         from parse import regress
 
-        return (regress.main if given[0] == "compare" else regress.keep)(given[1:])
+        return regress.main(given[1:])
     parser = Parser(
         "python -m parse",
         "Logs to tables.",
         epilog="'python -m parse compare OLD NEW' looks for regressions, "
-        "'python -m parse keep RESULTS FILE' keeps values to compare with, "
         "'python -m parse diagnose LOG...' says what ails a run.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     add_warmup(parser)
-    parser.add_argument(
-        "--show-rejects", action="store_true", help="print every line that was left out, and why"
-    )
     return _parse(parser.read(given))
 
 
 def _parse(args: argparse.Namespace) -> int:
     from parse.compare import compare_points, write_comparisons
-    from parse.render import one_line
     from parse.run import find_logs, label_runs, read_run
     from parse.tables import write_tables
-    from parse.two_runs import reject_lines
 
     runs = []
     found = {path.resolve(): path for given in args.paths for path in find_logs(given)}
@@ -75,23 +68,20 @@ def _parse(args: argparse.Namespace) -> int:
     written = write_tables(runs, args.out, args.warmup)
     written.append(write_comparisons(compare_points(runs, args.warmup), study, args.out))
     for run in runs:
-        if args.show_rejects:
-            for line in reject_lines(run.log):
-                say(line)
         for note in _notes(run, args.warmup):
             complain(f"parse: {run.log.path}: {note}")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
     say(
         f"{len(runs)} runs, {iterations} iterations, {rejects} lines rejected: "
-        f"{', '.join(one_line(path) for path in written)}"
+        f"{', '.join(map(str, written))}"
     )
     return int(any(run.loss.failed for run in runs))
 
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
     from parse.run import MEASURED
-    from parse.two_runs import log_notes
+    from parse.verdict import log_notes
 
     count = len(run.log.iterations)
     if run.log.rejects:

@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from configs.study import Gate, Study
-from parse.records import Log
+from parse.records import Log, as_number, as_table
 from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run, group_points
-from parse.stats import Ratio, ratio_of_medians, spread
-from parse.tables import check_ours, engine_fields, field_columns, run_row, write_table, writing
-from parse.two_runs import ON_CPU, loss_reasons, timing_reasons
-from parse.verdict import DEFAULT_TOLERANCE, both_exact, common_losses, in_common, judge_pair
+from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
+from parse.tables import engine_fields, field_columns, run_row, write_table, writing
+from parse.verdict import (
+    ON_CPU,
+    both_exact,
+    common_losses,
+    in_common,
+    judge_pair,
+    loss_reasons,
+    timing_reasons,
+)
 
 NOT_COMPARED = "not compared"
 NO_SPEEDUP = "simulated: a predicted ratio, not a measured speed-up"
@@ -36,7 +42,7 @@ _AGAINST = {"equal": "equal to", "close": "close to", "differs": "differs from"}
 
 
 class Judgement(NamedTuple):
-    """What a gate says of a run, or of all runs of a point, against the reference."""
+    """A gate's judgement of a run, or of all runs of a point, against the reference."""
 
     word: str
     """``equal``, ``close``, ``differs`` or ``undecided``; empty where nothing was compared."""
@@ -47,25 +53,22 @@ class Judgement(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the gate lets a speed-up pass."""
+        """True where the gate lets a speed-up pass."""
         return not self.withheld
 
 
-def judge_runs(
-    gate: Gate, name: str, reference: Log, ours: Log, tolerance: float = DEFAULT_TOLERANCE
-) -> Judgement:
-    """Judge a run against a run of the reference engine.
+def judge_runs(gate: Gate, name: str, reference: Log, ours: Log) -> Judgement:
+    """Judge a run against a run of the reference engine, for a ``bitwise`` or ``close`` gate.
 
     Args:
-        gate: Of kind ``bitwise`` or ``close``.
+        gate: What must hold.
         name: The reference engine's.
         reference: Its run.
         ours: The run to judge.
-        tolerance: Largest difference of two losses that a bitwise gate calls ``close``.
     """
     if gate.kind == "close":
         return _judge_closeness(gate, name, reference, ours)
-    pair = judge_pair(reference, ours, tolerance)
+    pair = judge_pair(reference, ours)
     if not pair.word:
         return Judgement("", "", _NOTHING_TO_COMPARE)
     # Printed digits show equality in every bit no better than close digits disprove it.
@@ -83,9 +86,8 @@ def judge_seeds(
 ) -> Judgement:
     """Judge a point against the reference's over all seeds, for a ``quality`` gate.
 
-    A seed decides weights and samples, so that the two runs of one have much in common: where both
-    sides have the seeds that the gate asks for, the interval is that of the differences seed by
-    seed. Otherwise it is Welch's, of two independent means.
+    A seed decides weights and samples, so that the two runs of one have much in common: the
+    interval is that of the differences seed by seed.
 
     Args:
         gate: Of kind ``quality``.
@@ -104,25 +106,18 @@ def judge_seeds(
         if missing:
             what = f"{gate.metric} of {who} is missing or no number, seed {', '.join(missing)}"
             return Judgement("", "", what)
-        if len(side) < gate.seeds:
-            what = f"{len(side)} seeds of {who}, the gate asks for {gate.seeds} at least"
-            return Judgement("", "", what)
         # Repeats of a seed are no more samples of how training turns out.
         sides.append({s: fmean(v for v in values if v is not None) for s, values in side.items()})
-    theirs, mine = sides
-    common = [seed for seed in mine if seed in theirs]
-    paired = len(common) >= gate.seeds
-    if paired:
-        theirs, mine = ({seed: side[seed] for seed in common} for side in sides)
-        reach = _reach([[mine[seed] - theirs[seed] for seed in common]], gate.confidence)
-    else:
-        reach = _reach([[*mine.values()], [*theirs.values()]], gate.confidence)
-    off = fmean(mine.values()) - fmean(theirs.values())
+    pairs = [(sides[0][seed], mine) for seed, mine in sides[1].items() if seed in sides[0]]
+    if len(pairs) < gate.seeds:
+        what = f"{len(pairs)} seeds of both the run and {name}"
+        return Judgement("", "", f"{what}, the gate asks for {gate.seeds} at least")
+    theirs, mine = (fmean(side) for side in zip(*pairs, strict=True))
+    off, reach = mine - theirs, reach_of_mean([[b - a for a, b in pairs]], gate.confidence)
     low, high = off - reach, off + reach
     figures = (
-        f"mean {gate.metric} {fmean(mine.values()):.6g} over {len(mine)} seeds against "
-        f"{fmean(theirs.values()):.6g} over {'the same' if paired else len(theirs)}, "
-        f"difference {off:+.3g}, {gate.confidence:.0%} interval {low:+.3g} to {high:+.3g}, "
+        f"mean {gate.metric} {mine:.6g} over {len(pairs)} seeds against {theirs:.6g} over the "
+        f"same, difference {off:+.3g}, {gate.confidence:.0%} interval {low:+.3g} to {high:+.3g}, "
         f"margin {gate.margin:g}"
     )
     if high < gate.margin:
@@ -157,21 +152,15 @@ def _judge_closeness(gate: Gate, name: str, reference: Log, ours: Log) -> Judgem
     return Judgement(word, f"{_AGAINST[word]} {name} ({figures})", withheld)
 
 
-def _reach(samples: Sequence[Sequence[float]], confidence: float) -> float:
-    """Half the width of the interval of a mean, or by Welch of the difference of two."""
-    if any(len(sample) < 2 for sample in samples):
-        return math.inf  # one value says nothing of how far the next one is
-    parts = [variance(sample) / len(sample) for sample in samples]
-    if not sum(parts):
-        return 0.0
-    freedom = [p**2 / (len(s) - 1) for p, s in zip(parts, samples, strict=True)]
-    degrees = sum(parts) ** 2 / sum(freedom)
-    from scipy.special import stdtrit  # here: SciPy takes longer to load than most tables
-
-    return float(stdtrit(degrees, (1 + confidence) / 2)) * math.sqrt(sum(parts))
-
-
 # Pairs of runs
+
+
+class Finding(NamedTuple):
+    """A sentence of the report: whether a run, or a point over all its runs, is valid."""
+
+    label: str
+    verdict: str
+    holds: bool
 
 
 class Pair(NamedTuple):
@@ -181,7 +170,7 @@ class Pair(NamedTuple):
     reference: Run | None
     """None when there is no run of the reference engine at the same point."""
     judgement: Judgement | None = None
-    """What the gate says, if it judges run by run; None when one side has no iterations."""
+    """The gate's judgement, if it judges run by run; None when one side has no iterations."""
     reasons: tuple[str, ...] = ()
     """Why the figures of the two allow no speed-up."""
 
@@ -189,30 +178,6 @@ class Pair(NamedTuple):
     def word(self) -> str:
         """``equal``, ``close``, ``differs``; empty unless two finished runs were compared."""
         return "" if self.judgement is None or self.problem else self.judgement.word
-
-    @property
-    def holds(self) -> bool:
-        """Whether the run finished, trained and is what its study expects of it."""
-        if self.judgement is None or self.problem or self.run.loss.failed:
-            return False
-        row = self.run.study.engines.get(self.run.engine or "")
-        as_said = self.word == "equal" or (row is not None and not row.exact)
-        return as_said if self.run.study.gate.kind == "bitwise" else self.judgement.passes
-
-    @property
-    def verdict(self) -> str:
-        """``equal to REFERENCE (...)``, ``differs from ...``, or why there is no verdict."""
-        problem, judgement = self.problem, self.judgement
-        if judgement is None or not judgement.word:
-            reason = problem or (judgement.withheld if judgement else _NOTHING_TO_COMPARE)
-            return f"{NOT_COMPARED}: {reason}"
-        if problem:
-            parts = [f"{problem}; as far as it got {judgement.text}"]
-        else:
-            parts = [judgement.text, _gate_words(self.run.study, judgement)]
-        if self.run.loss.word != "trains":
-            parts.append(f"loss: {self.run.loss.text}")
-        return "; ".join(parts)
 
     @property
     def problem(self) -> str:
@@ -228,6 +193,28 @@ class Pair(NamedTuple):
             if not run.log.iterations:
                 return f"{who} has no complete iteration in its log"
         return ""
+
+    @property
+    def finding(self) -> Finding:
+        """``equal to REFERENCE (...)``, ``differs from ...``, or why there is no verdict.
+
+        It holds where the run finished, trained and is what its study expects of it.
+        """
+        run, problem, judgement, study = self.run, self.problem, self.judgement, self.run.study
+        if judgement is None or not judgement.word:
+            reason = problem or (judgement.withheld if judgement else _NOTHING_TO_COMPARE)
+            return Finding(run.label, f"{NOT_COMPARED}: {reason}", holds=False)
+        if problem:
+            parts = [f"{problem}; as far as it got {judgement.text}"]
+        else:
+            parts = [judgement.text, _gate_words(study, judgement)]
+        parts += [f"loss: {run.loss.text}"] if run.loss.word != "trains" else []
+        row = study.engines.get(run.engine or "")
+        as_expected = judgement.passes
+        if study.gate.kind == "bitwise":
+            as_expected = judgement.word == "equal" or (row is not None and not row.exact)
+        holds = as_expected and not problem and not run.loss.failed
+        return Finding(run.label, "; ".join(parts), holds)
 
 
 def _gate_words(study: Study, judgement: Judgement) -> str:
@@ -246,12 +233,10 @@ def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | N
     found = next((g for g in exact if g.finished), exact[0] if exact else None)
     campaigns = {run.campaign for run in group.runs}
     near = [run for run in found.finished if run.campaign in campaigns] if found else []
-    return PointRuns(near, found.label) if found and near else found
+    return replace(found, runs=near) if found and near else found
 
 
-def pair_up(
-    group: PointRuns, reference: PointRuns | None, warmup: int, tolerance: float = DEFAULT_TOLERANCE
-) -> list[Pair]:
+def pair_up(group: PointRuns, reference: PointRuns | None, warmup: int) -> list[Pair]:
     """Hold each run of a point against a run of the reference, in the order of the runs.
 
     The same repeat of the same campaign where it finished; else any that did: all of one seed and
@@ -262,19 +247,19 @@ def pair_up(
         partner = _partner(run, position, reference)
         comparable = partner and partner.log.iterations and run.log.iterations
         if partner and comparable and run.source == MEASURED:
-            pairs.append(_judged(run, partner, warmup, tolerance))
+            pairs.append(_judged(run, partner, warmup))
         else:
             pairs.append(Pair(run, partner))
     return pairs
 
 
-def _judged(run: Run, reference: Run, warmup: int, tolerance: float) -> Pair:
+def _judged(run: Run, reference: Run, warmup: int) -> Pair:
     study, judgement = run.study, None
     reasons = loss_reasons((study.reference, str(run.engine)), (reference.loss, run.loss))
     if study.gate.kind != "quality":
-        judgement = judge_runs(study.gate, study.reference, reference.log, run.log, tolerance)
+        judgement = judge_runs(study.gate, study.reference, reference.log, run.log)
         reasons += [judgement.withheld] if judgement.withheld else []
-    timed = len(reference.times_ms("iteration", warmup)), len(run.times_ms("iteration", warmup))
+    timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     return Pair(run, reference, judgement, (*reasons, *timing_reasons(timed, warmup)))
 
 
@@ -296,77 +281,69 @@ def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None
     return min(enumerate(candidates), key=distance)[1] if candidates else None
 
 
-def _equals_other_engine(
-    point: PointRuns, points: Sequence[PointRuns]
-) -> tuple[tuple[str, bool], ...]:
-    """What each run comes to against the engine that its own must equal bit for bit, and whether.
+def _equal_to_other_engine(point: PointRuns, points: Sequence[PointRuns]) -> list[Finding]:
+    """Say of each run what it comes to against the engine that its own must equal bit for bit.
 
     An engine names that other engine in ``equals``, whatever the gate asks for; empty for one that
     names none.
     """
     row = point.study.engines.get(point.engine or "")
     if row is None or not row.equals or point.runs[0].source != MEASURED:
-        return ()
+        return []
     others = [g for g in points if g.engine == row.equals and g.key == point.key]
-    return tuple(_equals(run, row.equals, others) for run in point.runs)
+    finished = [run for group in others for run in group.finished]
+    return [_equal_to(run, row.equals, finished) for run in point.runs]
 
 
-def _equals(run: Run, name: str, others: Sequence[PointRuns]) -> tuple[str, bool]:
+def _equal_to(run: Run, name: str, finished: Sequence[Run]) -> Finding:
     seed, length = run.settings.get("seed"), len(run.log.iterations)
-    candidates = [
+    others = [
         other
-        for point in others
-        for other in point.finished
+        for other in finished
         if other.settings.get("seed") == seed and len(other.log.iterations) == length
     ]
     if not run.finished or not length:
-        return f"not compared with {name}: run {run.status or _NOTHING_TO_COMPARE}", False
-    if not candidates:
-        return f"not compared with {name}: no finished run of it with seed {seed}", False
-    other = next((one for one in candidates if one.repeat == run.repeat), candidates[0])
-    pair = judge_pair(other.log, run.log)
+        why = f"run {run.status or _NOTHING_TO_COMPARE}"
+        return Finding(run.label, f"not compared with {name}: {why}", holds=False)
+    if not others:
+        why = f"no finished run of it with seed {seed}"
+        return Finding(run.label, f"not compared with {name}: {why}", holds=False)
+    pair = judge_pair(next((o for o in others if o.repeat == run.repeat), others[0]).log, run.log)
     words = {"equal": "equal to", "close": "only close to"}.get(pair.word, "differs from")
     detail = pair.text.removeprefix(pair.word) if pair.word else f" ({_NOTHING_TO_COMPARE})"
     # Printed digits cannot show that every bit is equal.
-    return f"{words} {name}{detail}", pair.word == "equal" and pair.exact
+    holds = pair.word == "equal" and pair.exact
+    return Finding(run.label, f"{words} {name}{detail}", holds)
 
 
 # What runs were made with
 
 
 def setup(run: Run) -> dict[str, str]:
-    """Return code, commit, versions and processors of a run, as far as anybody noted them."""
+    """Return code, commit, processors and versions of a run, as far as anybody noted them.
+
+    Of versions, what the run itself imported goes before what was installed.
+    """
     kept = run.provenance
-    code, git, gpus, cpu = (kept.get(name) for name in ("code", "git", "gpus", "cpu"))
+    code, git, cpu = (as_table(kept.get(name)) for name in ("code", "git", "cpu"))
     found: dict[str, str] = {}
-    if isinstance(code, dict) and code.get("sha256"):
+    if code.get("sha256"):
         found["code"] = str(code["sha256"])
-    if isinstance(git, dict) and git.get("commit"):
-        found["commit"] = str(git["commit"])[:12]
-        if git.get("dirty"):
-            found["commit"] += " with changes"
-            found["commit"] += (
-                f" {str(changes)[:8]}" if (changes := git.get("changes_sha256")) else ""
-            )
-    if isinstance(gpus, list):
-        texts = [f"{g.get('name')} (driver {g.get('driver')})" for g in gpus if isinstance(g, dict)]
+    if git.get("commit"):
+        changes = str(git.get("changes_sha256") or "")[:8]
+        words = [str(git["commit"])[:12], *(["with changes", changes] if git.get("dirty") else [])]
+        found["commit"] = " ".join(filter(None, words))
+    if "gpus" in kept:
+        texts = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in run.gpus]
         found["GPU"] = ", ".join(texts) or "none"
-    if isinstance(cpu, dict):
+    if cpu:
         found["CPU"], found["cores"] = str(cpu.get("model")), str(cpu.get("cores_usable"))
     if device := " ".join(part for part in (run.log.device or "", run.hardware) if part):
         found["device"] = device
-    return found | {name: text for name, text in versions(run).items() if text}
-
-
-def versions(run: Run) -> dict[str, str]:
-    """Return version by package; what the run itself imported goes before what was installed."""
     started = run.log.metrics.start.get("versions") if run.log.metrics else None
-    merged: dict[str, Any] = {}
-    for source in (run.provenance.get("versions"), started):
-        merged |= source if isinstance(source, dict) else {}
-    return {
-        str(name): "not installed" if text is None else str(text) for name, text in merged.items()
-    }
+    for name, text in (as_table(kept.get("versions")) | as_table(started)).items():
+        found[str(name)] = "not installed" if text is None else str(text)
+    return found
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
@@ -391,14 +368,6 @@ def differences(runs: Sequence[Run]) -> list[str]:
 # Points
 
 
-class Finding(NamedTuple):
-    """A sentence of the report: whether a run, or a point over all its runs, is valid."""
-
-    label: str
-    verdict: str
-    holds: bool
-
-
 @dataclass(frozen=True)
 class PointComparison:
     """A point and the reference engine's point that it is held against."""
@@ -408,150 +377,131 @@ class PointComparison:
     pairs: list[Pair]
     """Each run of ``ours`` with a run of ``reference``."""
     warmup: int
-    equals: tuple[tuple[str, bool], ...] = ()
-    """Of each run of ``ours``, where its engine must equal another one."""
-    _ratios: dict[str, Ratio | None] = field(default_factory=dict)
-
-    @property
-    def study(self) -> Study:
-        """What says how to judge."""
-        return self.ours.study
-
-    @property
-    def equality(self) -> str:
-        """The worst word of all repeats: ``equal``, ``close``, ``differs``, ``not compared``."""
-        if self._over_seeds:
-            return self._over_seeds.word or NOT_COMPARED
-        words = {pair.word or NOT_COMPARED for pair in self.pairs}
-        return next(word for word in _WORST_FIRST if word in words)
-
-    @cached_property
-    def withheld(self) -> str:
-        """Why there is no speed-up, all reasons in a line; empty where there is one."""
-        if self.ours.runs[0].source == SIMULATED and self.reference is not None:
-            return NO_SPEEDUP
-        reasons = self._reasons_of_pairs()
-        if self._over_seeds and self._over_seeds.withheld:
-            reasons.append(self._over_seeds.withheld)
-        reasons += [text for text, holds in self.equals if not holds]
-        reasons += self._reasons_of_setup()
-        if not reasons and self.ratio("iteration") is None:
-            reasons.append("no iteration times on both sides")
-        return "; ".join(dict.fromkeys(reasons))
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What the gate finds, then a sentence for each run that must equal another engine's."""
-        others = zip(self.ours.runs, self.equals, strict=False)
-        return [*self._of_gate, *(Finding(run.label, *found) for run, found in others)]
-
-    @property
-    def _of_gate(self) -> list[Finding]:
-        """A sentence for each run, or one for all where the gate judges them together."""
-        judged, label = self._over_seeds, self.ours.label
-        if judged is None:
-            return [Finding(pair.run.label, pair.verdict, pair.holds) for pair in self.pairs]
-        if not judged.word:
-            return [Finding(label, f"{NOT_COMPARED}: {judged.withheld}", holds=False)]
-        problems = [pair.problem for pair in self.pairs if pair.problem]
-        problems += [f"loss: {run.loss.text}" for run in self.ours.runs if run.loss.failed]
-        parts = [*dict.fromkeys(problems), judged.text, _gate_words(self.study, judged)]
-        return [Finding(label, "; ".join(parts), judged.passes and not problems)]
-
-    @property
-    def verdict(self) -> str:
-        """The verdict of the point over its repeats."""
-        findings = self._of_gate
-        first = findings[0].verdict
-        if len(findings) == 1:
-            return first
-        holding = sum(finding.holds for finding in findings)
-        if holding == len(findings):
-            return f"{first}, in each of {holding} repeats"
-        worst = next(finding for finding in findings if not finding.holds)
-        word = "equal" if self.study.gate.kind == "bitwise" else "within the gate"
-        return f"{worst.verdict}; {holding} of {len(findings)} repeats are {word}"
-
-    def ratio(self, phase: str) -> Ratio | None:
-        """Return the reference's median over ours; None where a side has no times."""
-        if phase not in self._ratios:
-            self._ratios[phase] = self._make_ratio(phase)
-        return self._ratios[phase]
+    equality: str
+    """The worst word of all repeats: ``equal``, ``close``, ``differs``, ``not compared``."""
+    findings: list[Finding]
+    """The gate's findings, then a sentence for each run that must equal another engine's."""
+    verdict: str
+    """The gate's verdict over all repeats."""
+    withheld: str
+    """Why there is no speed-up, all reasons in a line; empty where there is one."""
+    ratios: dict[str, Ratio | None]
+    """The reference's median over ours by phase; None where a side has no times."""
 
     def speedup(self, phase: str) -> float | None:
         """Return the ratio where it may be claimed."""
-        ratio = self.ratio(phase)
+        ratio = self.ratios[phase]
         return ratio.ratio if ratio and not self.withheld else None
 
-    @cached_property
-    def _over_seeds(self) -> Judgement | None:
-        """What a gate says that judges all seeds together; None of any other gate."""
-        gate, first = self.study.gate, self.pairs[0]
-        if gate.kind != "quality":
-            return None
-        if self.reference is None or self.ours.runs[0].source == SIMULATED:
-            return Judgement("", "", first.problem)
-        sides = [self._metric(self.reference), self._metric(self.ours)]
-        return judge_seeds(gate, self.study.reference, *sides)
 
-    def _metric(self, point: PointRuns) -> dict[object, list[float | None]]:
-        found: dict[object, list[float | None]] = {}
-        for run in point.finished:
-            value = run_row(run, self.warmup).get(self.study.gate.metric)
-            number = float(value) if isinstance(value, int | float | str) else None
-            found.setdefault(run.settings.get("seed"), []).append(number)
-        return found
-
-    def _make_ratio(self, phase: str) -> Ratio | None:
-        if self.reference is None:
-            return None
-        points = self.reference, self.ours
-        sides = [point.times_ms(phase, self.warmup) for point in points]
-        known, others = (point.repeats for point in points)
-        # A sweep runs repeat 1 of all engines, then repeat 2, so what slowed down both cancels.
-        alternate = None not in known and len(set(known)) == len(known) and known == others
-        return ratio_of_medians(*sides, paired=alternate and all(map(all, sides)))
-
-    def _reasons_of_pairs(self) -> list[str]:
-        """Reasons of each repeat; those that not all share say which repeat they are of."""
-        found: dict[str, list[str]] = {}
-        for number, pair in enumerate(self.pairs, start=1):
-            for reason in [pair.problem] if pair.problem else pair.reasons:
-                found.setdefault(reason, []).append(str(number))
-        count = len(self.pairs)
-        return [
-            text if len(numbers) == count else f"repeat {', '.join(numbers)}: {text}"
-            for text, numbers in found.items()
-        ]
-
-    def _reasons_of_setup(self) -> list[str]:
-        if self.reference is None:
-            return []
-        ours, other = self.ours.runs[0].settings, self.reference.runs[0].settings
-        reasons = [
-            f"{self.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
-            for name, row in self.study.all_fields.items()
-            if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
-        ]
-        runs = [*self.ours.finished, *self.reference.finished]
-        reasons += differences(runs)
-        return [*reasons, ON_CPU] if any(run.log.on_cpu for run in runs) else reasons
-
-
-def compare_points(
-    runs: Sequence[Run], warmup: int, tolerance: float = DEFAULT_TOLERANCE
-) -> list[PointComparison]:
+def compare_points(runs: Sequence[Run], warmup: int) -> list[PointComparison]:
     """Hold every point against the reference engine's, in the order of the runs."""
     groups = group_points(runs)
-    found = []
-    for group in groups:
-        if group.engine in (group.study.reference, None) or group.runs[0].source == PUBLISHED:
-            continue
-        reference = reference_of(group, groups)
-        pairs = pair_up(group, reference, warmup, tolerance)
-        equals = _equals_other_engine(group, groups)
-        found.append(PointComparison(group, reference, pairs, warmup, equals))
-    return found
+    return [
+        _compared(group, reference_of(group, groups), groups, warmup)
+        for group in groups
+        if group.engine not in (group.study.reference, None) and group.runs[0].source != PUBLISHED
+    ]
+
+
+def _compared(
+    ours: PointRuns, reference: PointRuns | None, points: Sequence[PointRuns], warmup: int
+) -> PointComparison:
+    pairs = pair_up(ours, reference, warmup)
+    over_seeds = _over_seeds(ours, reference, pairs, warmup)
+    other_engine = _equal_to_other_engine(ours, points)
+    ratios = {p: _ratio(ours, reference, p, warmup) for p in timed_phases(ours.study)}
+    words = {pair.word or NOT_COMPARED for pair in pairs}
+    equality = next(word for word in _WORST_FIRST if word in words)
+    findings = [pair.finding for pair in pairs]
+    reasons = _reasons_of_pairs(pairs)
+    if over_seeds:
+        equality = over_seeds.word or NOT_COMPARED
+        findings = [_finding_over_seeds(ours, pairs, over_seeds)]
+        reasons += [over_seeds.withheld] if over_seeds.withheld else []
+    reasons += [finding.verdict for finding in other_engine if not finding.holds]
+    reasons += _reasons_of_setup(ours, reference)
+    if not reasons and ratios["iteration"] is None:
+        reasons.append("no iteration times on both sides")
+    is_predicted = ours.runs[0].source == SIMULATED and reference is not None
+    withheld = NO_SPEEDUP if is_predicted else "; ".join(dict.fromkeys(reasons))
+    verdict, every = _over_repeats(findings), [*findings, *other_engine]
+    return PointComparison(
+        ours, reference, pairs, warmup, equality, every, verdict, withheld, ratios
+    )
+
+
+def _over_repeats(findings: Sequence[Finding]) -> str:
+    """The verdict of a point over its repeats."""
+    first, holding = findings[0], sum(finding.holds for finding in findings)
+    if len(findings) == 1:
+        return first.verdict
+    if holding == len(findings):
+        return f"{first.verdict}, in each of {holding} repeats"
+    worst = next(finding for finding in findings if not finding.holds)
+    return f"{worst.verdict}; {holding} of {len(findings)} repeats are valid"
+
+
+def _over_seeds(
+    ours: PointRuns, reference: PointRuns | None, pairs: Sequence[Pair], warmup: int
+) -> Judgement | None:
+    """The judgement of a gate that judges all seeds together; None for any other gate."""
+    gate = ours.study.gate
+    if gate.kind != "quality":
+        return None
+    if reference is None or ours.runs[0].source == SIMULATED:
+        return Judgement("", "", pairs[0].problem)
+    sides: list[dict[object, list[float | None]]] = [{}, {}]
+    for side, point in zip(sides, (reference, ours), strict=True):
+        for run in point.finished:
+            value = as_number(run_row(run, warmup).get(gate.metric))
+            side.setdefault(run.settings.get("seed"), []).append(value)
+    return judge_seeds(gate, ours.study.reference, *sides)
+
+
+def _finding_over_seeds(ours: PointRuns, pairs: Sequence[Pair], judged: Judgement) -> Finding:
+    if not judged.word:
+        return Finding(ours.label, f"{NOT_COMPARED}: {judged.withheld}", holds=False)
+    problems = [pair.problem for pair in pairs if pair.problem]
+    problems += [f"loss: {run.loss.text}" for run in ours.runs if run.loss.failed]
+    parts = [*dict.fromkeys(problems), judged.text, _gate_words(ours.study, judged)]
+    return Finding(ours.label, "; ".join(parts), judged.passes and not problems)
+
+
+def _ratio(ours: PointRuns, reference: PointRuns | None, phase: str, warmup: int) -> Ratio | None:
+    if reference is None:
+        return None
+    sides = [point.times_ms(phase, warmup) for point in (reference, ours)]
+    known, others = reference.repeats, ours.repeats
+    # A sweep runs repeat 1 of all engines, then repeat 2, so what slowed down both cancels.
+    alternate = None not in known and len(set(known)) == len(known) and known == others
+    return ratio_of_medians(*sides, paired=alternate and all(map(all, sides)))
+
+
+def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:
+    """Reasons of each repeat; those that not all share say which repeat they are of."""
+    found: dict[str, list[str]] = {}
+    for number, pair in enumerate(pairs, start=1):
+        for reason in [pair.problem] if pair.problem else pair.reasons:
+            found.setdefault(reason, []).append(str(number))
+    return [
+        text if len(numbers) == len(pairs) else f"repeat {', '.join(numbers)}: {text}"
+        for text, numbers in found.items()
+    ]
+
+
+def _reasons_of_setup(point: PointRuns, reference: PointRuns | None) -> list[str]:
+    if reference is None:
+        return []
+    ours, other = point.runs[0].settings, reference.runs[0].settings
+    reasons = [
+        f"{point.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
+        for name, row in point.study.all_fields.items()
+        if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
+    ]
+    runs = [*point.finished, *reference.finished]
+    reasons += differences(runs)
+    return [*reasons, ON_CPU] if any(run.log.on_cpu for run in runs) else reasons
 
 
 def timed_phases(study: Study) -> tuple[str, ...]:
@@ -600,13 +550,12 @@ def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out:
     path = out / "comparisons.csv"
     rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
     with writing(out):
-        check_ours(path, "case")
         write_table(path, rows, comparison_columns(study))
     return path
 
 
 def _row(item: PointComparison, phase: str) -> dict[str, Any]:
-    run, study, ratio = item.ours.runs[0], item.study, item.ratio(phase)
+    run, study, ratio = item.ours.runs[0], item.ours.study, item.ratios[phase]
     row: dict[str, Any] = {
         **{name: run.settings.get(name) for name in _shown_fields(study)},
         "case": run.case or None,

@@ -1,4 +1,4 @@
-"""What ails a run, from its log alone: ``python -m parse diagnose LOG...``.
+"""Finds what ails a run, from its log alone: ``python -m parse diagnose LOG...``.
 
 One pass over a log collects what it says (:class:`_Run`): settings, the losses and gradient norms
 of its steps, timers, overflows, tracebacks. Then each illness is judged by a condition of its own,
@@ -26,36 +26,111 @@ from typing import Any, NamedTuple
 
 from configs.cli import Parser, add_json, complain
 from configs.files import printable
-from parse.facts import RunFacts
 from parse.log import (
     PATTERNS,
     TIMERS_MARK,
     Line,
-    encoding_problem,
-    open_log,
+    RunFacts,
+    iteration_line,
     read_lines,
     timer_line,
 )
 from parse.records import Log, LogError
 from parse.run import find_logs
-from parse.steps import Step, read_step
 from parse.verdict import DEFAULT_VOCABULARY, LossVerdict, judge_loss
 
 GOES_ON_STEPS = 3
 """A run that does so many steps after an error was not ended by it."""
 _EVIDENCE_CHARACTERS = 240
 _TRACEBACK = "Traceback (most recent call last)"
-_WORDS = re.compile(
-    "eepSpeed|eepspeed|ds_accelerator|zero|ZeRO stage|\"stage\"|ffload|ccumulation|clip|"
-    "max_grad_norm|ucket|Moe|xperts|Mixtral|Deepseek|leaf|world|n_gpu|OMP_NUM_THREADS|padded vocab|"
-    "parallel rank| \\.\\.\\.\\.|\"device\"|\": \\{|axolotl|llamafactory|LLaMA-Factory|GPU avail|"
-    "Trainer.fit|Running training|'train_runtime'|torch.distributed|torch/distributed|global_step=|"
-    "skipped=|OVERFLOW!|Current loss scale|it/s|s/it|time \\(ms\\)|File \"|\u2502|Traceback|out of "
-    "memory|OutOfMemoryError|aving|oading|save_checkpoint|load_checkpoint|from_pretrained|esuming|"
-    "CPU Virtual Memory|Error|Exception|Failure|return code|exitcode|after training|"
-    "TORCH_EXTENSION_NAME"
-)  # fmt: skip
-"""A line without any of them, or of those in ``illnesses.toml``, says nothing but figures."""
+
+
+# What a line prints of a training step, whatever framework it comes from
+
+_NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|nan(?:\.0)?|inf(?:\.0)?|NaN|Infinity)"
+_HUGGING_FACE = re.compile(rf"'(loss|grad_norm|learning_rate|epoch)': '?({_NUMBER})'?(?=[,}}\s]|$)")
+_BAR = re.compile(
+    r"(?:Epoch (\d+)[:/].*?)?(?<!\d)(\d+)/(\d+) (?:\[[\d:]+<|[\d-]+:[\d-]+:[\d-]+ \S )"
+)
+"""Drawn by tqdm or by rich."""
+_LIGHTNING = re.compile(rf"[ ,\[](?:train[_/])?loss(?:_step)?[=:] ?({_NUMBER})(?=[,\]\s]|$)")
+_PIPELINE = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER}) iter time")
+_PLAIN = re.compile(
+    r"\b(?:global_step|step|iter|iteration|batch)\b[\s:=#\[]{0,4}(\d{1,12})\b.{0,80}?"
+    rf"\b(?:train[_ ]|lm |total_)?loss\b\s*[:=]?\s*({_NUMBER})",
+    re.IGNORECASE,
+)
+_NORM = re.compile(rf"\bgrad[_ ]?norm\s*[:=]?\s*({_NUMBER})", re.IGNORECASE)
+_NOT_TRAINING = re.compile(r"\b(?:val|eval|valid|validation|test)[\w ]*loss", re.IGNORECASE)
+_MEGATRON = ("consumed samples:", "elapsed time per iteration", "lm loss:")
+
+
+class Step(NamedTuple):
+    """The figures that a line has of one step; None where it says nothing."""
+
+    line: int
+    framework: str
+    position: str
+    """The step's number, or its place in a progress bar; tells it from others."""
+    loss: float | None = None
+    digits: int = 0
+    """Significant digits that the loss is printed with."""
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    skipped: bool = False
+    """True where the loss scaler left the update out."""
+
+
+def read_step(line: Line) -> Step | None:
+    """Read the figures of a training step; None where the line is of none or is damaged."""
+    text = line.text
+    if line.overlong or ("loss" not in text and "consumed samples" not in text):
+        return None
+    if any(mark in text for mark in _MEGATRON):
+        return _megatron_step(line)
+    if "{'loss'" in text or "'loss': " in text:
+        found = {name: _figure(value) for name, value in _HUGGING_FACE.findall(text)}
+        if "loss" in found:
+            digits = _digits(dict(_HUGGING_FACE.findall(text))["loss"])
+            norm, rate = found.get("grad_norm"), found.get("learning_rate")
+            return Step(line.number, "Hugging Face Trainer", "", found["loss"], digits, norm, rate)
+    bar = _BAR.search(text)
+    if bar and bar[2] != "0" and (loss := _LIGHTNING.search(text, bar.end())):
+        framework = "Lightning" if bar[1] is not None else "a progress bar"
+        return _step(line, framework, f"{bar[1]}:{bar[2]}", loss[1])
+    if found_step := _PIPELINE.search(text):
+        return _step(line, "DeepSpeed's pipeline", found_step[1], found_step[2])
+    if not _NOT_TRAINING.search(text) and (found_step := _PLAIN.search(text)):
+        return _step(line, "a training loop", found_step[1], found_step[2])
+    return None
+
+
+def _megatron_step(line: Line) -> Step | None:
+    found = iteration_line(line)
+    if found is None or found.problem:
+        return None
+    position = found.texts.get("iteration") or found.texts.get("samples", "")
+    norm, rate = found.values.get("grad_norm"), found.values.get("learning_rate")
+    digits, skipped = _digits(found.texts.get("loss", "")), bool(found.values.get("skipped"))
+    return Step(line.number, "Megatron", position, found.loss, digits, norm, rate, skipped)
+
+
+def _step(line: Line, framework: str, position: str, loss: str) -> Step:
+    norm = _NORM.search(line.text)
+    grad_norm = _figure(norm[1]) if norm else None
+    return Step(line.number, framework, position, _figure(loss), _digits(loss), grad_norm)
+
+
+def _figure(text: str) -> float:
+    return float(text.removesuffix(".0") if text.startswith(("nan", "inf")) else text)
+
+
+def _digits(text: str) -> int:
+    mantissa = re.split("[eE]", text)[0]
+    return len(re.sub(r"\D", "", mantissa).lstrip("0"))
+
+
+# Illnesses and what settings are called
 
 
 class Illness(NamedTuple):
@@ -65,11 +140,11 @@ class Illness(NamedTuple):
     line: int
     """Line of the log that shows it first, from 1."""
     evidence: str
-    """What the log says, in the log's own words or figures."""
+    """The log's own words or figures."""
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Return what to do about it."""
         return known()[self.name].remedy
 
 
@@ -85,11 +160,11 @@ class Kind:
     fewest: int = 1
     """Lines that it takes."""
     ends_run: bool = False
-    """Whether a run does not go on after it; of a run that did, it is not told."""
+    """True where a run does not go on after it; of a run that did, it is not told."""
     frames: str = ""
     """Functions of a traceback of the device's allocator that tell what was allocated."""
     any_frame: bool = False
-    """Whether any frame tells, not the innermost of those that are known."""
+    """True where any frame tells, not the innermost of those that are known."""
 
     @functools.cached_property
     def any_sign(self) -> re.Pattern[str]:
@@ -164,7 +239,7 @@ class _Fact(NamedTuple):
 
 
 class _Run:
-    """What a log says, line by line; figures are kept, lines are not."""
+    """Collects a log's figures, line by line; lines are not kept."""
 
     def __init__(self) -> None:
         self.facts: dict[str, _Fact] = {}
@@ -173,9 +248,8 @@ class _Run:
         self.num_lines = self.num_steps = self.num_progress = 0
         self.signs: dict[str, Illness] = {}
         """Illnesses that lines have shown, at the first of them."""
-        self.counts: dict[str, int] = {}
-        self.steps_at: dict[str, int] = {}
-        """How many steps there were when an illness was last shown."""
+        self.shown_at: dict[str, list[int]] = {}
+        """How many steps there were at each line that showed an illness."""
         self.losses: list[tuple[int, float]] = []
         """Line and loss of each step; of norms the same."""
         self.norms: list[tuple[int, float]] = []
@@ -186,7 +260,7 @@ class _Run:
         """Line, the update's share of an iteration, and its ms."""
         self.overflows: list[tuple[int, str]] = []
         self.overflowed: deque[bool] = deque(maxlen=_LAST)
-        """Of the last steps, whether each overflowed."""
+        """True for each of the last steps that overflowed."""
         self.at_minimum: tuple[int, str] | None = None
         self.exit: Illness | None = None
         self.log = Log(Path())
@@ -199,8 +273,6 @@ class _Run:
         self._phase_at = self._trained_at = -1
         self._built: dict[tuple[str, str], int] = {}
         self._kinds = {name: kind for name, kind in known().items() if kind.signs}
-        words = [word for kind in self._kinds.values() for word in kind.words]
-        self._words = re.compile(f"{_WORDS.pattern}|{'|'.join(map(re.escape, words))}")
 
     def number(self, name: str) -> float | None:
         """Return a setting as a number; None where the log does not state it as one."""
@@ -211,35 +283,34 @@ class _Run:
 
     def went_on(self, name: str) -> bool:
         """Return whether some steps followed the last line that showed an illness."""
-        return self.num_steps - self.steps_at.get(name, self.num_steps) >= GOES_ON_STEPS
+        return self.num_steps - self.shown_at.get(name, [self.num_steps])[-1] >= GOES_ON_STEPS
 
     def read(self, lines: Iterable[Line]) -> None:
         """Take all lines of a log."""
         for line in lines:
             self.num_lines = line.number
-            if self._words.search(line.text):
+            self._take_overflow(line)
+            step = read_step(line)
+            if step is None:
                 self._take_facts(line)
-                self._take_overflow(line)
                 self._take_memory(line)
                 self._take_signs(line)
                 self._take_failure(line)
                 if TIMERS_MARK in line.text and not (line.cut or line.overlong):
                     self._take_timers(line)
-            step = read_step(line)
             # A progress bar is drawn again, and several ranks print the same step.
-            if step is not None and not (step.position and step.position == self._position):
+            elif not (step.position and step.position == self._position):
                 self._position = step.position
                 self._take_step(step)
         if self._overflow_open:
             self._end_step()
-        self._of_log.finish(trained=self.num_steps > 0)
+        self._of_log.finish()
         if self.log.world_size:
             self.facts.setdefault("world", _Fact(str(self.log.world_size), 0, ""))
 
     def _show(self, name: str, line: int, evidence: str) -> None:
         self.signs.setdefault(name, Illness(name, line, evidence))
-        self.counts[name] = self.counts.get(name, 0) + 1
-        self.steps_at[name] = self.num_steps
+        self.shown_at.setdefault(name, []).append(self.num_steps)
 
     def _take_step(self, step: Step) -> None:
         self.software.add(step.framework)
@@ -391,7 +462,7 @@ class _Run:
 
 
 def _allocated(frames: Iterable[str]) -> str:
-    """What was allocated: saving and loading by any frame, the rest by the innermost one."""
+    """Name what was allocated: saving and loading by any frame, the rest by the innermost one."""
     sorts = {name: kind for name, kind in known().items() if kind.frames}
     inwards = list(frames)
     for name, kind in sorts.items():
@@ -569,7 +640,7 @@ def _experts(run: _Run) -> Found:
 
 
 def _settings(run: _Run) -> Found:
-    """What a single setting, or two of them, lead to."""
+    """Illnesses that a single setting, or two of them, lead to."""
     facts = run.facts
     offload = facts["offload"].value if "offload" in facts else ""
     gpus, world = run.number("gpus") or 0, run.number("world") or 1
@@ -585,7 +656,7 @@ def _settings(run: _Run) -> Found:
 def _signs(run: _Run) -> Found:
     """Those with enough lines; of those that end a run, where it did end."""
     for name, illness in run.signs.items():
-        kind, count = known()[name], run.counts[name]
+        kind, count = known()[name], len(run.shown_at[name])
         if count < kind.fewest or (kind.ends_run and run.went_on(name)):
             continue
         counted = count > 1 and kind.signs and name != "host-memory"
@@ -612,7 +683,7 @@ CONDITIONS: tuple[Callable[[_Run], Found], ...] = (
 
 
 def _not_judged(run: _Run) -> Iterator[str]:
-    """What could not be judged, and what the log lacks."""
+    """Say what could not be judged, and what the log lacks."""
     if not run.losses:
         text = "whether it learns: no loss that is known here"
         if run.num_progress:
@@ -638,7 +709,7 @@ def _not_judged(run: _Run) -> Iterator[str]:
 
 @dataclass
 class Diagnosis:
-    """What a log says of its run."""
+    """All that was found in a log."""
 
     path: Path
     num_lines: int
@@ -647,7 +718,7 @@ class Diagnosis:
     illnesses: list[Illness]
     """In the order of the log."""
     not_judged: list[str]
-    """What the log does not let one judge."""
+    """Questions that the log leaves open."""
 
 
 def diagnose(path: Path) -> Diagnosis:
@@ -657,15 +728,7 @@ def diagnose(path: Path) -> Diagnosis:
         LogError: it cannot be read, or is no text.
     """
     run = _Run()
-    try:
-        with open_log(path) as file:
-            if problem := encoding_problem(file):
-                raise LogError(f"{path}: {problem}")
-            run.read(read_lines(file))
-    except FileNotFoundError:
-        raise LogError(f"{path}: no such file") from None
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
+    run.read(read_lines(path))
     every = sorted((i for condition in CONDITIONS for i in condition(run)), key=lambda i: i.line)
     # Two conditions may find one illness; the line that shows it first counts.
     found = list({illness.name: illness for illness in reversed(every)}.values())[::-1]
@@ -715,12 +778,12 @@ def _known(found: Diagnosis) -> Diagnosis:
 
 
 def _as_json(found: list[Diagnosis]) -> str:
-    logs = []
+    logs: list[dict[str, Any]] = []
     for one in found:
-        row: dict[str, Any] = {"log": str(one.path), "lines": one.num_lines, "steps": one.num_steps}
         rows = [{**illness._asdict(), "remedy": illness.remedy} for illness in one.illnesses]
-        row |= {"software": one.software, "illnesses": rows, "not_judged": one.not_judged}
-        logs.append(row)
+        about = {"log": str(one.path), "lines": one.num_lines, "steps": one.num_steps}
+        more = {"software": one.software, "illnesses": rows, "not_judged": one.not_judged}
+        logs.append(about | more)
     every = [{"log": log["log"], **row} for log in logs for row in log["illnesses"]]
     return json.dumps({"illnesses": every, "logs": logs}, indent=2) + "\n"
 

@@ -12,33 +12,41 @@ new Megatron-DeepSpeed, the paper's fork, Megatron-LM and megatron-core. The exa
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from parse.facts import Row, RunFacts, settings_from_name
+from configs.files import printable
 from parse.records import (
     PHASES,
     Iteration,
     Log,
     LogError,
-    MemoryLine,
     Metrics,
-    ProfileLine,
     Reject,
-    ThroughputLine,
+    Setting,
     as_number,
+    read_json_lines,
 )
 
 MAX_LINE_CHARACTERS = 1 << 20
 """A longer line is not a line of a log."""
 CUT_OFF, RUN_TOGETHER = "cut off: the log ends here", "two lines run together"
+
+
+class Row(NamedTuple):
+    """A figure that logs print."""
+
+    name: str
+    pattern: str
+    """Matches the value behind a label, from end to end; or is searched for, with one group."""
+    unit: str = ""
+    kind: Callable[[str], Setting] = float
+
 
 _DECIMAL = r"\d{1,12}(?:\.\d{0,20})?"
 _NUMBER = rf"[-+]?{_DECIMAL}(?:[eE][-+]?\d{{1,3}})?"
@@ -46,7 +54,6 @@ _LOSS = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
 _INTEGER = r"\d{1,18}"
 _WITH_AVERAGE = rf"{_DECIMAL}(?: \(avg {_DECIMAL}\))?"
 _WITH_MOE_DETAIL = rf"{_DECIMAL}(?: \([^()]*\))?"
-
 
 ITERATION_FIELDS = {
     "consumed samples": Row("samples", _INTEGER, "samples", int),
@@ -77,20 +84,26 @@ TIMER_FIELDS = {
     "optimizer_step": Row("optimizer_step_ms", _DECIMAL, "ms"),
 }
 """DeepSpeed's ``[Rank 0] time (ms) | ...``, by label."""
+_PHASE_NAMES = tuple(dict.fromkeys(row.name for row in TIMER_FIELDS.values()))
 _MICRO = "_microstep"
 """Behind a label of one micro-batch alone."""
 
-_GIB = r"(\d{1,9}(?:\.\d{1,6})?)"
-_RATE = r"([-+]?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|inf))"
+_GIB = r"\d{1,9}(?:\.\d{1,6})?"
+_RATE = r"[-+]?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|inf)"
 LINES = {
     "interval_timer": rf"<TIMER:interval-time,\s*({_DECIMAL}(?:[eE]-\d{{1,3}})?)\s*>",
     "progress": r"\bstep=(\d{1,12}), skipped=\d{1,12}, lr=\[",
-    "throughput": r"epoch=\d{1,9}/micro_step=(\d{1,12})/global_step=(\d{1,12}), "
-    rf"RunningAvgSamplesPerSec={_RATE}, CurrSamplesPerSec={_RATE}, "
-    rf"MemAllocated={_GIB}GB, MaxMemAllocated={_GIB}GB(?!\w)",
-    "device_memory": rf"\bMA {_GIB} GB\s+Max_MA {_GIB} GB\s+CA {_GIB} GB\s+Max_CA {_GIB} GB(?!\w)",
-    "host_memory": rf"CPU Virtual Memory:\s+used = {_GIB} GB, percent = {_GIB}%",
     "global_step": r"/global_step=(\d{1,12}),",
+    "throughput": r"epoch=\d{1,9}/micro_step=(?P<micro_step>\d{1,12})"
+    r"/global_step=(?P<step>\d{1,12}), "
+    rf"RunningAvgSamplesPerSec=(?P<running_samples_per_s>{_RATE}), "
+    rf"CurrSamplesPerSec=(?P<current_samples_per_s>{_RATE}), "
+    rf"MemAllocated=(?P<allocated_gib>{_GIB})GB, MaxMemAllocated=(?P<max_allocated_gib>{_GIB})GB"
+    r"(?!\w)",
+    "device_memory": rf"\bMA (?P<allocated_gib>{_GIB}) GB\s+Max_MA (?P<max_allocated_gib>{_GIB}) GB"
+    rf"\s+CA (?P<cached_gib>{_GIB}) GB\s+Max_CA (?P<max_cached_gib>{_GIB}) GB(?!\w)",
+    "host_memory": rf"CPU Virtual Memory:\s+used = (?P<host_used_gib>{_GIB}) GB, "
+    rf"percent = (?P<host_percent>{_GIB})%",
     "profile_head": r"-{5,} DeepSpeed Flops Profiler -{5,}",
     "profile_step": r"Profile Summary at step (\d{1,12}):",
     "profile": r"^([A-Za-z][^:]{2,120}):\s+(\d{1,15}(?:\.\d{1,6})?)"
@@ -99,6 +112,10 @@ LINES = {
 """Lines of a form of their own. DeepSpeed prints GiB and calls them GB; the profiler's prefixes
 are powers of 1000."""
 PATTERNS = {name: re.compile(pattern) for name, pattern in LINES.items()}
+_PREFIXES = {"u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_PROFILED_UNITS = {"FLOPS": "FLOP/s", "MACs": "MAC", "s": "s"}
+_PROFILE_LINES = 60
+"""The summary of the flops profiler is shorter."""
 
 _ITERATION_MARKS = ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:")
 TIMERS_MARK = "time (ms)"
@@ -109,7 +126,7 @@ _MARKS = {
     "Max_MA": "memory",
     "CPU Virtual": "memory",
 }
-"""What tells the kind of a line; where two of them stand, two lines have run together."""
+"""Marks that tell the kind of a line; where two of them stand, two lines have run together."""
 _HEAD = re.compile(r"\belapsed_time \d|\biteration +\d+ */|\bconsumed samples:")
 _START = re.compile(
     r"iteration\s+(?P<iteration>\d{1,12})\s*/\s*\d{1,12}\s*"
@@ -121,12 +138,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _AFTER_STEP = "Engine after step"
 """Title of memory that DeepSpeed prints behind the timers of its iteration."""
 _FIRST_TITLE = "Engine before forward"
-"""What comes before it is the setup."""
-_SAME_TIME_S = 2e-6
-"""Two timers this close are the same time for any purpose."""
-_DEVICE_MEMORY = ("allocated_gib", "max_allocated_gib", "cached_gib", "max_cached_gib")
-_HOST_MEMORY = ("host_used_gib", "host_percent")
+"""All that comes before it is the setup."""
 _SHOWN = 5
+_REJECT_CHARACTERS = 200
 
 
 # The lines of a file
@@ -140,38 +154,40 @@ class Line(NamedTuple):
     text: str
     """Without its end, and with a space for every colour code."""
     cut: bool
-    """Whether the file ends inside the line."""
+    """True where the file ends inside the line."""
     overlong: bool
-    """Whether the line is too long to be one; ``text`` is then only its beginning."""
+    """True where the line is too long to be one; ``text`` is then only its beginning."""
 
 
-def open_log(path: Path) -> io.TextIOWrapper:
-    """Open a log; lines end at LF, CR LF or CR (a progress bar's)."""
-    return path.open(encoding="utf-8", errors="replace")
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield the lines of a log, never holding more than one.
 
+    Lines end at LF, CR LF or CR (a progress bar's).
 
-def read_lines(file: io.TextIOWrapper) -> Iterator[Line]:
-    """Yield the lines of a file, never holding more than one."""
-    number = 0
-    while text := file.readline(MAX_LINE_CHARACTERS):
-        number += 1
-        end, overlong = text, len(text) == MAX_LINE_CHARACTERS and not text.endswith("\n")
-        while overlong and end and not end.endswith("\n"):
-            end = file.readline(MAX_LINE_CHARACTERS)
-        if "\x1b" in text:
-            text = _COLOUR.sub(" ", text)
-        yield Line(number, text.removesuffix("\n"), not end.endswith("\n"), overlong)
-
-
-def encoding_problem(file: io.TextIOWrapper) -> str:
-    """Return why the file is not text in ASCII or UTF-8; the file stays at its start."""
-    probe = cast(io.BufferedReader, file.buffer).peek(400)[:400]
-    zeros = max(probe[0::2].count(0), probe[1::2].count(0))
-    if probe.startswith((b"\xff\xfe", b"\xfe\xff")) or (
-        len(probe) > 8 and zeros * 5 > len(probe) * 2
-    ):
-        return "is UTF-16 text; convert it to UTF-8"
-    return ""
+    Raises:
+        LogError: there is no file that can be read, or it is UTF-16.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            begin = cast(io.BufferedReader, file.buffer).peek(2)[:2]
+            if begin in (b"\xff\xfe", b"\xfe\xff"):
+                raise LogError(f"{path}: is UTF-16 text; convert it to UTF-8")
+            number = 0
+            while text := file.readline(MAX_LINE_CHARACTERS):
+                number += 1
+                end = text
+                overlong = len(text) == MAX_LINE_CHARACTERS and not text.endswith("\n")
+                while overlong and end and not end.endswith("\n"):
+                    end = file.readline(MAX_LINE_CHARACTERS)
+                if "\x1b" in text:
+                    text = _COLOUR.sub(" ", text)
+                yield Line(number, text.removesuffix("\n"), not end.endswith("\n"), overlong)
+    except FileNotFoundError:
+        raise LogError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise LogError(f"{path}: cannot be read: is a folder; give a log") from None
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 # The figures of a line
@@ -216,8 +232,6 @@ class Fields:
 class IterationLine(Fields):
     """The line that Megatron prints at the end of an iteration."""
 
-    bar_at_end: bool = True
-
     @property
     def loss(self) -> float | None:
         """The loss, NaN where the line has none; None where it says nothing of it."""
@@ -239,8 +253,7 @@ def iteration_line(line: Line) -> IterationLine | None:
     else:
         parts.insert(0, first)
     last = PATTERNS["interval_timer"].sub("", parts.pop()) if parts else ""
-    found.bar_at_end = not last.strip()
-    for part in parts if found.bar_at_end else [*parts, last]:
+    for part in [*parts, last] if last.strip() else parts:
         found.take(part, ITERATION_FIELDS, "an iteration line")
     if line.cut:
         found.problem = CUT_OFF
@@ -253,73 +266,6 @@ def timer_line(line: Line) -> Fields:
     for part in line.text.partition(TIMERS_MARK)[2].split("|")[1:]:
         found.take(part, TIMER_FIELDS, "a timer line")
     return found
-
-
-# The lines of an iteration, put together
-
-
-@dataclass
-class Window:
-    """All that was printed since the iteration line before, up to its own.
-
-    DeepSpeed without Megatron prints no iteration lines: there its last line of timers closes the
-    window.
-    """
-
-    line: IterationLine | None = None
-    last_timers: Fields | None = None
-    interval_timers: list[float] = field(default_factory=list)
-    """One of each rank, in s."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """DeepSpeed's timers, in ms."""
-    lost_inside: int = 0
-    """How often a timer was printed again: the window spans as many lost iteration lines."""
-    steps: list[int] = field(default_factory=list)
-    """Iterations that DeepSpeed's progress lines name."""
-    memory: list[MemoryLine] = field(default_factory=list)
-    new_run: bool = False
-    iteration: int | None = None
-    """Position in the training run, from 1; None where the window is left out."""
-
-    def add_timers(self, line: Fields) -> None:
-        """Take one line of timers; of a damaged one only its place counts."""
-        if line.values.keys() - {"optimizer_step_ms"}:
-            self.last_timers = line
-        if line.problem:
-            return
-        if not self.phases.keys().isdisjoint(line.values):
-            self.phases, self.lost_inside = {}, self.lost_inside + 1
-        self.phases |= line.values
-
-
-Entry = IterationLine | Fields | MemoryLine | int | float | str
-"""What one line says: a step, an interval timer in s, or that a run begins."""
-
-
-def _grouped(entries: Sequence[Entry], by_lines: bool) -> list[Window]:
-    """Sort the entries of a log into windows; the last one is still open at the log's end."""
-    windows = [Window()]
-    for entry in entries:
-        window = windows[-1]
-        # Without iteration lines, some lines follow the timers that close their window.
-        closed = windows[-2] if not by_lines and windows[1:] and window == Window() else window
-        match entry:
-            case IterationLine():
-                window.line = entry
-                windows.append(Window())
-            case Fields():
-                window.add_timers(entry)
-                if window.last_timers is entry and not by_lines:
-                    windows.append(Window())
-            case MemoryLine():
-                (closed if entry.title == _AFTER_STEP else window).memory.append(entry)
-            case int():
-                window.steps.append(entry)
-            case float():
-                closed.interval_timers.append(entry)
-            case str():
-                window.new_run = True
-    return windows
 
 
 def read_log(path: Path) -> Log:
@@ -335,21 +281,16 @@ def read_log(path: Path) -> Log:
         Records in the order of the log, one an iteration.
 
     Raises:
-        LogError: there is no readable file at ``path``.
+        LogError: there is no readable file at ``path``, or it is UTF-16.
     """
     log = Log(path=path, settings=settings_from_name(path.name))
-    try:
-        with open_log(path) as file:
-            if problem := encoding_problem(file):
-                log.rejects.append(Reject.of(1, problem, ""))
-            else:
-                _Reader(log).read(read_lines(file))
-    except FileNotFoundError:
-        raise LogError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise LogError(f"{path}: is a folder; give a log") from None
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error}") from None
+    reader, before = _Reader(log), ""
+    for line in read_lines(path):
+        reader.feed(line, before)
+        before, log.ends_mid_line = line.text, line.cut
+    reader.facts.finish()
+    if log.iterations and not reader.by_lines:
+        log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
     attach_metrics(log)
     _note_missing(log)
     return log
@@ -368,48 +309,68 @@ def read_usable_log(path: Path) -> Log:
         raise LogError(f"{path}: is empty")
     if log.recognised:
         raise LogError(f"{path}: no complete iteration with a loss: cut off, or the run failed")
-    if log.rejects and "UTF-16" in log.rejects[0].reason:
-        raise LogError(f"{path}: {log.rejects[0].reason}")
     raise LogError(f"{path}: is not a training log: none of its lines is known")
 
 
+@dataclass
+class _Open:
+    """All that was printed since the last iteration ended; it is the next one's."""
+
+    interval_timers: list[float] = field(default_factory=list)
+    """One of each rank, in s."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """DeepSpeed's timers, in ms; the last ones where a timer is printed again."""
+    timed: int = 0
+    """How often the update's timer is printed."""
+    step: int = 0
+    """The iteration that DeepSpeed's progress lines name; 0 where there are none."""
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    new_run: bool = False
+
+
 class _Reader:
-    """Reads lines to entries, and entries to records."""
+    """Makes records of the lines of a log, one at a time.
+
+    An iteration ends with its iteration line. DeepSpeed without Megatron prints none: there its
+    last line of timers ends it.
+    """
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.facts = RunFacts(log)
-        self.entries: list[Entry] = []
-        self._device: MemoryLine | None = None
-        self._profiled = 0
+        self.open = _Open()
+        self.by_lines = False
+        """True once an iteration line has been read."""
+        self._labels: set[str] = set()
+        self._left_out = 0
+        """Iteration lines since the last record that were left out."""
+        self._setup_end = 0
+        self._device: dict[str, Any] | None = None
+        self._profile_lines_left = 0
         self._profiled_step: int | None = None
 
     def reject(self, number: int, reason: str, text: str) -> None:
-        self.log.rejects.append(Reject.of(number, reason, text))
+        shown = printable(text[:_REJECT_CHARACTERS]).strip()
+        self.log.rejects.append(Reject(number, reason, shown))
 
-    def read(self, lines: Iterable[Line]) -> None:
-        before = ""
-        for line in lines:
-            self._feed(line, before)
-            before, self.log.ends_mid_line = line.text, line.cut
-        self._finish()
-
-    def _feed(self, line: Line, before: str) -> None:
+    def feed(self, line: Line, before: str) -> None:
         text = line.text
         if "<TIMER:" in text:
             timers = PATTERNS["interval_timer"].findall(text)
-            self.entries += map(float, timers)
+            self.open.interval_timers += map(float, timers)
             if len(timers) < text.count("TIMER:interval-time"):
                 self.reject(line.number, "an interval timer that cannot be read", text)
         kinds = [kind for mark, kind in _MARKS.items() for _ in range(text.count(mark))]
         kinds += ["iteration"] if any(mark in text for mark in _ITERATION_MARKS) else []
-        problem = RUN_TOGETHER if len(kinds) > 1 else "NUL bytes" if "\0" in text else ""
+        problem = RUN_TOGETHER if len(kinds) > 1 else ""
         if line.overlong:
             problem = f"a line of over {MAX_LINE_CHARACTERS} characters"
+        self.log.recognised |= bool(kinds)
         if "iteration" in kinds:
             # With a problem, too, it ends an iteration: what came before is not the next one's.
-            found = IterationLine(line.number, text, problem) if problem else iteration_line(line)
-            self.entries += [found] if found else []
+            damaged = IterationLine(line.number, text, problem)
+            if found := damaged if problem else iteration_line(line):
+                self._end_by_line(found)
         elif problem:
             self.reject(line.number, problem, text)
         elif not line.cut:  # else the iteration that it belongs to is cut off as well
@@ -417,35 +378,100 @@ class _Reader:
 
     def _add(self, kind: str, line: Line, before: str) -> None:
         if kind == "timers":
-            self.entries.append(timer_line(line))
+            self._add_timers(timer_line(line))
         elif kind == "progress":
             self._add_progress(line.number, line.text)
         elif kind == "memory":
             self._add_memory(line.number, line.text, before)
-        elif not self._add_profile(line.number, line.text) and self.facts.feed(line.text):
-            self.entries.append("a run begins")
+        elif not self._add_profile(line.number, line.text):
+            self.open.new_run |= self.facts.feed(line.text)
+
+    def _end_by_line(self, line: IterationLine) -> None:
+        log = self.log
+        if not self.by_lines:  # what timers have ended so far belongs to this first iteration
+            known = [(name, getattr(r, name)) for r in log.iterations for name in _PHASE_NAMES]
+            earlier = {name: value for name, value in known if value is not None}
+            self.open.phases = earlier | self.open.phases
+            self.open.timed += len(log.iterations)
+            self.open.memory = [*log.memory]
+            log.iterations.clear()
+            self.by_lines = True
+        new = {*line.unknown} - self._labels if self._labels else ()
+        if new and line.values.get("loss") is None:
+            # It may be the damaged label of the loss, which then is not known to be NaN.
+            line.problem = line.problem or "an iteration line without a loss and with a new label"
+        self._labels |= {*line.unknown}
+        number = self._number(line)
+        if not number:
+            line.problem = line.problem or "an iteration whose number is lost"
+        previous = log.iterations[-1].iteration if log.iterations else 0
+        if number <= previous:
+            if number > 1 and not self.open.new_run:
+                line.problem = line.problem or "an iteration number that does not rise"
+            previous = 0
+        if line.problem:
+            self.reject(line.number, line.problem, line.text)
+            self.open, self._left_out = _Open(new_run=self.open.new_run), self._left_out + 1
+            return
+        if self.open.timed < number - previous - self._left_out and number != self.open.step:
+            self.open.phases = {}  # a line is lost: these may be the iteration's before
+        record = self._end(number)
+        record.iteration_s = _iteration_seconds(line, self.open.interval_timers)
+        record.loss = line.loss
+        for name in ("grad_norm", "learning_rate", "tflops", "tokens", "skipped"):
+            setattr(record, name, line.values.get(name))
+        record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
+        record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
+        self.open, self._left_out = _Open(), 0
+
+    def _number(self, line: IterationLine) -> int:
+        """The iteration that a line names, or that its samples or DeepSpeed's step come to."""
+        values, settings = line.values, self.log.settings
+        batch: Any = values.get("global_batch_size") or settings.get("global_batch_size") or 0
+        if batch and not line.problem:
+            settings.setdefault("global_batch_size", batch)
+        number, samples = int(values.get("iteration", 0)), values.get("samples", 0)
+        if not number and batch and samples % batch == 0:
+            number = samples // batch
+        return number or self.open.step
+
+    def _end(self, number: int) -> Iteration:
+        """Append the record of the open iteration; one that starts anew drops what came before."""
+        log, record = self.log, Iteration(number)
+        if log.iterations and number <= log.iterations[-1].iteration:
+            log.notes.append(f"the log starts anew at iteration {number}; the last run counts")
+            log.iterations.clear()
+        for name, value in self.open.phases.items():
+            setattr(record, name, value)
+        for row in self.open.memory:
+            # Without an iteration line, only the titles tell an iteration's lines from others.
+            titled = self.by_lines or (row["title"] or "").startswith("Engine ")
+            if row["line"] >= self._setup_end and titled:
+                row["iteration"] = number
+        log.iterations.append(record)
+        return record
+
+    def _add_timers(self, line: Fields) -> None:
+        if line.problem:
+            self.reject(line.number, line.problem, line.text)
+            return
+        self.open.phases |= line.values
+        self.open.timed += "update_ms" in line.values
+        if not self.by_lines and line.values.keys() - {"optimizer_step_ms"}:
+            previous = self.log.iterations[-1].iteration if self.log.iterations else 0
+            self._end(self.open.step or previous + 1)
+            self.open = _Open()
 
     def _add_progress(self, number: int, text: str) -> None:
         if "RunningAvgSamplesPerSec=" in text:
             if found := PATTERNS["throughput"].search(text):
-                micro_step, step, running, current, allocated, peak = found.groups()
-                self.log.throughput.append(
-                    ThroughputLine(
-                        number,
-                        int(step),
-                        int(micro_step),
-                        _finite(running),
-                        _finite(current),
-                        float(allocated),
-                        float(peak),
-                    )
-                )
+                self.log.throughput.append({"line": number, **_figures(found)})
             else:
                 self.reject(number, "a throughput line that cannot be read", text)
         found = PATTERNS["progress"].search(text) or PATTERNS["global_step"].search(text)
-        if found and int(found[1]):  # DeepSpeed prints step 0 before the first iteration
-            self.entries.append(int(found[1]))
-        elif not found and ", skipped=" in text:
+        if found:  # DeepSpeed prints step 0 before the first iteration
+            self.open.step = int(found[1])
+        elif ", skipped=" in text:
             self.reject(number, "a progress line that cannot be read", text)
 
     def _add_memory(self, number: int, text: str, before: str) -> None:
@@ -455,99 +481,58 @@ class _Reader:
         found = PATTERNS["host_memory" if is_host else "device_memory"].search(text)
         if not found:
             self.reject(number, "a damaged memory line", text)
-            return
-        names = _HOST_MEMORY if is_host else _DEVICE_MEMORY
-        figures: dict[str, Any] = dict(zip(names, map(float, found.groups()), strict=True))
-        # Lines of other ranks may stand between the line of the device and that of the host.
-        if is_host and device and number - device.line <= 4:
-            device.host_used_gib, device.host_percent = figures.values()
-            return
-        line = MemoryLine(number, **figures)
-        if not is_host:
-            line.title, self._device = _title(before, text), line
-        self.log.memory.append(line)
-        self.entries.append(line)
+        elif is_host and device and number - device["line"] <= 4:
+            # Lines of other ranks may stand between the line of the device and that of the host.
+            device |= _figures(found)
+        else:
+            title = None if is_host else _title(before, text)
+            row = {"line": number, "title": title, "iteration": None, **_figures(found)}
+            self._device = None if is_host else row
+            self.log.memory.append(row)
+            if title == _FIRST_TITLE:
+                self._setup_end = self._setup_end or number
+            if title == _AFTER_STEP and self.log.iterations and not self.by_lines:
+                row["iteration"] = self.log.iterations[-1].iteration
+            else:
+                self.open.memory.append(row)
 
     def _add_profile(self, number: int, text: str) -> bool:
-        """Take a line of the flops profiler's summary, which is shorter than 60 lines."""
+        """Take a line of the flops profiler's summary."""
         if PATTERNS["profile_head"].search(text):
-            self._profiled, self._profiled_step = 60, None
+            self._profile_lines_left, self._profiled_step = _PROFILE_LINES, None
             return True
-        if not self._profiled:
+        if not self._profile_lines_left:
             return False
-        self._profiled = 0 if text.startswith("-----") else self._profiled - 1
+        self._profile_lines_left -= 1
+        if text.startswith("-----"):
+            self._profile_lines_left = 0
         if step := PATTERNS["profile_step"].search(text):
             self._profiled_step = int(step[1])
         elif found := PATTERNS["profile"].search(text):
-            factors = {"u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-            units = {"FLOPS": "FLOP/s", "MACs": "MAC", "s": "s"}
-            label, number_text, prefix, unit = found.groups()
-            quantity = label.partition(" = ")[0].strip()
-            value = float(number_text) * factors.get(prefix or "", 1.0)
+            label, figure, prefix, unit = found.groups()
             self.log.profile.append(
-                ProfileLine(number, self._profiled_step, quantity, value, units.get(unit or "", ""))
+                {
+                    "line": number,
+                    "step": self._profiled_step,
+                    "quantity": label.partition(" = ")[0].strip(),
+                    "value": float(figure) * _PREFIXES.get(prefix, 1.0),
+                    "unit": _PROFILED_UNITS.get(unit, ""),
+                }
             )
         return bool(step or found)
 
-    def _finish(self) -> None:
-        """Make the records, and say what is missing in them."""
-        log, entries = self.log, self.entries
-        log.recognised |= any(not isinstance(entry, str) for entry in entries)
-        lines = [entry for entry in entries if isinstance(entry, IterationLine)]
-        _reject_odd_lines(lines)
-        *windows, rest = _grouped(entries, bool(lines))
-        self.facts.finish(trained=bool(windows))
-        if windows:
-            self._make_records(windows, rest, bool(lines))
-        for entry in entries:
-            if isinstance(entry, Fields) and entry.problem:
-                self.reject(entry.number, entry.problem, entry.text)
-        log.rejects.sort(key=lambda reject: reject.line_number)
 
-    def _make_records(self, windows: list[Window], rest: Window, by_lines: bool) -> None:
-        log = self.log
-        if by_lines:
-            _number_by_lines(windows, log)
-        else:
-            log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
-            _number_by_steps(windows)
-        windows = _last_run(windows, log)
-        _drop_falling(windows)
-        if by_lines and rest.phases and not windows[0].phases and any(w.phases for w in windows):
-            # This log prints timers behind their iteration line, or lost its first ones.
-            log.notes.append("phase times could be of two iterations; left out")
-            for window in windows:
-                window.phases = {}
-        if len(windows) == 1 and not by_lines:
-            windows[0].interval_timers = []  # may be cut before its first iteration line
-        setup_end = next((m.line for m in log.memory if m.title == _FIRST_TITLE), 0)
-        previous, left_out = 0, 0
-        for window in windows:
-            if window.iteration is None:
-                left_out += 1
-                continue
-            lost = max(0, window.iteration - previous - 1 - left_out)
-            if window is windows[0] and window.iteration in window.steps:
-                lost = 0  # a run that goes on from a checkpoint
-            is_whole = not (lost or window.lost_inside)
-            for memory in window.memory if is_whole else ():
-                # Without an iteration line, only the titles tell an iteration's lines from others.
-                known = by_lines or (memory.title or "").startswith("Engine ")
-                memory.iteration = window.iteration if memory.line >= setup_end and known else None
-            # Timers may be of an iteration whose own line is lost.
-            phases = window.phases if window.lost_inside >= lost else {}
-            log.iterations.append(_record(window, phases, window.memory if is_whole else [], log))
-            previous, left_out = window.iteration, 0
-        timed = [len(w.interval_timers) for w in windows if w.iteration is not None]
-        if sum(timed) and log.world_size and sum(timed) != log.world_size * len(timed):
-            log.notes.append(
-                f"{sum(timed)} interval timers for {log.world_size} ranks x {len(timed)} iterations"
-            )
+def _figures(found: re.Match[str]) -> dict[str, float | int | None]:
+    """The named groups of a line; DeepSpeed prints an infinite rate before it has timed one."""
+    return {
+        name: int(text) if name.endswith("step") else as_finite(text)
+        for name, text in found.groupdict().items()
+    }
 
 
-def _finite(text: str) -> float | None:
-    """DeepSpeed prints an infinite rate before it has timed an update."""
-    return float(text) if math.isfinite(float(text)) else None
+def as_finite(text: str) -> float | None:
+    """Return the number that a text says; None for one that is not finite."""
+    return value if math.isfinite(value := float(text)) else None
 
 
 def _title(before: str, text: str) -> str | None:
@@ -563,145 +548,167 @@ def _title(before: str, text: str) -> str | None:
     return title if title.isprintable() and 0 < len(title) <= 120 else None
 
 
-def _reject_odd_lines(lines: Sequence[IterationLine]) -> None:
-    """Reject lines unlike all others of the log: a label or an end of theirs may be damaged."""
-    labels = Counter(label for line in lines for label in line.unknown)
-    bars = Counter(line.bar_at_end for line in lines)
-    for line in lines:
-        if len(lines) > 1 and any(labels[label] == 1 for label in line.unknown):
-            line.problem = line.problem or "an iteration line with a label that no other line has"
-        elif bars[line.bar_at_end] < bars[not line.bar_at_end]:
-            line.problem = line.problem or "an iteration line that ends as no other does"
-
-
-def _number_by_lines(windows: Sequence[Window], log: Log) -> None:
-    """Set ``iteration`` by what the line counts: iterations, or else samples or tokens."""
-    sound = [(window, line) for window in windows if (line := window.line) and not line.problem]
-    batches = (line.values.get("global_batch_size") for _, line in sound)
-    printed = {batch for batch in batches if batch}
-    if len(printed) == 1 and log.settings.setdefault("global_batch_size", *printed) not in printed:
-        log.notes.append("two global batch sizes in one log: the name's or the arguments' is kept")
-    for window, line in sound:
-        batch: Any = line.values.get("global_batch_size") or log.settings.get("global_batch_size")
-        sizes = {"iteration": 1, "samples": batch or 0}
-        sizes["tokens"] = sizes["samples"] * line.values.get("seq_length", 0)
-        counts = [(line.values.get(name, 0), size) for name, size in sizes.items() if size]
-        said = [int(count // size) for count, size in counts if count and count % size == 0]
-        window.iteration = next(iter([*said, *window.steps]), None)
-        if window.iteration is None:
-            line.problem = "an iteration whose number is lost"
-
-
-def _number_by_steps(windows: Sequence[Window]) -> None:
-    """Set ``iteration`` by DeepSpeed's progress lines, and count on from there; else from 1."""
-    marked = [(place, min(w.steps)) for place, w in enumerate(windows) if w.steps]
-    number = marked[0][1] - marked[0][0] - 1 if marked else 0
-    for window in windows:
-        number = max(window.steps, default=number + 1 + window.lost_inside)
-        sound = window.last_timers is not None and not window.last_timers.problem
-        window.iteration = number if sound and number > 0 else None
-
-
-def _last_run(windows: list[Window], log: Log) -> list[Window]:
-    start, previous, new_run = 0, 0, False
-    for position, window in enumerate(windows):
-        new_run = new_run or window.new_run
-        number = window.iteration
-        if number is None:
-            continue
-        if number < previous and (new_run or number == 1):
-            log.notes.append(f"the log starts anew at iteration {number}; the last run counts")
-            start = position
-        previous, new_run = number, False
-    return windows[start:]
-
-
-def _drop_falling(windows: Sequence[Window]) -> None:
-    """Leave out iterations whose number does not rise, and one that leaps over the next."""
-    numbered = [window for window in windows if window.iteration is not None]
-    previous = 0
-    for window, after in zip_longest(numbered, numbered[1:]):
-        number, reason = window.iteration or 0, ""
-        if number == previous:
-            reason = "an iteration that was printed before"
-        elif number < previous:
-            reason = "an iteration number that goes back"
-        elif number > previous + 1 and after and (after.iteration or 0) <= number:
-            reason = "an iteration number that the next one contradicts"
-        if reason:
-            window.iteration = None
-            line = window.line or window.last_timers
-            if line and not line.problem:
-                line.problem = reason
-        else:
-            previous = number
-
-
-def _record(
-    window: Window, phases: Mapping[str, Any], memory: Sequence[MemoryLine], log: Log
-) -> Iteration:
-    assert window.iteration is not None
-    record, line = Iteration(window.iteration, **phases), window.line
-    if line is None:
-        # The slowest rank ends the iteration.
-        timers = window.interval_timers
-        record.iteration_s = max(timers) if timers and len(timers) == log.world_size else None
-        return record
-    record.iteration_s = _iteration_seconds(line, window.interval_timers)
-    record.loss = line.loss
-    for name in ("grad_norm", "learning_rate", "tflops"):
-        setattr(record, name, line.values.get(name))
-    record.tokens, record.skipped = line.values.get("tokens"), line.values.get("skipped")
-    device, host = ([getattr(m, name) for m in memory] for name in _LARGEST)
-    record.device_memory_gib = None if None in device else max(device, default=None)
-    record.host_memory_gib = None if None in host else max(host, default=None)
-    return record
-
-
-_LARGEST = ("max_allocated_gib", "host_used_gib")
+def _largest(memory: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The largest figure of an iteration's memory lines; None where one of them lacks it."""
+    found = [row.get(name) for row in memory]
+    return None if None in found else max(filter(None, found), default=None)
 
 
 def _iteration_seconds(line: Fields, timers: Sequence[float]) -> float | None:
-    """Return the time of an iteration, in s.
+    """Return the time of an iteration, in s, with the most digits that the log has.
 
-    The paper's fork prints it in s and in ms on the iteration line, and a timer of every rank in
-    full precision. Of the two printed times the finer one counts; a timer that rounds to it is the
-    printing rank's own and says more digits, unless the ranks differ by more than their noise.
+    The paper's fork prints it in ms and in s on the iteration line, and a timer of every rank in
+    full precision. A finer figure counts where it rounds to the coarser one: the printing rank's
+    own timer does, the time of several iterations does not.
     """
-    printed = []  # times, and how far the rounding of each can be off
-    for name, unit_s in (("elapsed_s", 1.0), ("interval_s", 1.0), ("elapsed_ms", 1e-3)):
+    seconds, rounding_s = None, math.inf
+    for name, unit_s in (("interval_s", 1.0), ("elapsed_ms", 1e-3), ("elapsed_s", 1.0)):
         text = line.texts.get(name, "0")
-        if float(text) > 0:
-            decimals = len(text.partition(".")[2])
-            printed.append((float(text) * unit_s, 0.51 * unit_s * 10.0**-decimals + 1e-12))
-    if not printed:
+        found_s = float(text) * unit_s
+        if found_s > 0 and (seconds is None or abs(found_s - seconds) <= rounding_s):
+            seconds = found_s
+            rounding_s = 0.51 * unit_s * 10.0 ** -len(text.partition(".")[2]) + 1e-12
+    if seconds is None:
         return None
-    seconds, rounding_s = min(printed, key=lambda time: time[1])
-    mean, mean_rounding_s = printed[-1]
-    if abs(seconds - mean) > rounding_s + mean_rounding_s:
-        seconds, rounding_s = mean, mean_rounding_s  # the line stands for several iterations
-    close = [t for t in timers if abs(t - seconds) <= rounding_s]
-    if not close or max(close) - min(close) > _SAME_TIME_S:
-        return seconds
-    return min(close, key=lambda t: abs(t - seconds))
+    nearest = min(timers, key=lambda timer: abs(timer - seconds), default=seconds)
+    return nearest if abs(nearest - seconds) <= rounding_s else seconds
 
 
 def _note_missing(log: Log) -> None:
-    """Say which iterations between the first and the last are left out, and which times."""
+    """Say which iterations between the first and the last are left out."""
     numbers = [record.iteration for record in log.iterations]
     step = min((b - a for a, b in pairwise(numbers)), default=1)
     gaps = [(a + step, b - step) for a, b in pairwise(numbers) if b - a > step]
-    _note(log, "iterations missing", [f"{a}" if a == b else f"{a} to {b}" for a, b in gaps])
-    for phase in ("iteration", *PHASES):
-        without = [f"{r.iteration}" for r in log.iterations if r.phase_ms(phase) is None]
-        if len(without) < len(numbers):
-            _note(log, f"{phase} time missing in iterations", without)
+    if gaps:
+        shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in gaps[:_SHOWN]]
+        more = ", ..." if len(gaps) > _SHOWN else ""
+        log.notes.append(f"iterations missing: {', '.join(shown)}{more}")
 
 
-def _note(log: Log, what: str, iterations: Sequence[str]) -> None:
-    if iterations:
-        more = ", ..." if len(iterations) > _SHOWN else ""
-        log.notes.append(f"{what}: {', '.join(iterations[:_SHOWN])}{more}")
+# The run as a whole: ranks, vocabulary, parameters, arguments, the log's own name
+
+_FACTS = (
+    Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
+    Row("dist_world_size", r"\bdist_world_size=(\d{1,18})(?=\s|$)", "ranks", int),
+    Row("tensor", r", tensor-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
+    Row("pipeline", r", pipeline-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
+    Row("vocab_size", r"padded vocab .* dummy tokens \(new size: (\d{1,18})\)", "tokens", int),
+    Row("device", r"Setting ds_accelerator to (\w{1,20})\b", "", str),
+)
+"""Facts that the start of a run prints of it as a whole."""
+_FACT_PATTERNS = [(row, re.compile(row.pattern)) for row in _FACTS]
+_RANK_PARAMETERS = re.compile(
+    r"number of parameters on \(tensor, pipeline\) model parallel rank "
+    r"\((\d{1,6}), (\d{1,6})\):\s*(\d{1,18})(?=\s|$|<|\[)"
+)
+# Megatron's list of arguments; DeepSpeed's own list looks the same behind a ``[file]`` prefix.
+_ARGUMENT = re.compile(r"(?:\[?[\w.-]+\]?: )?\s{2,3}(\w+) \.{3,} (\d{1,18})\s*$")
+_ARGUMENTS = {
+    "tensor_model_parallel_size": "tp",
+    "data_parallel_size": "dp",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "seq_length": "seq_length",
+    "global_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
+}
+_ZERO_CONFIG = (
+    Row("subgroup_numel", r"\bzero_config \.{2,}.*\bsub_group_size=(\d{1,15})(?=\s)", "", int),
+    Row("offload_ratio", r"\bzero_config \.{2,}.*[ (]ratio=(\d\.\d{1,12})(?=[,)\s])"),
+)
+
+
+class RunFacts:
+    """Collects what a log says of its run as a whole."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._found: dict[str, Any] = {}
+        self._settings: dict[str, Setting] = {}
+        self._parameters: dict[tuple[int, int], int] = {}
+
+    def feed(self, text: str) -> bool:
+        """Take one line; returns whether it is one that the start of a run prints."""
+        if " ...." in text:
+            if (argument := _ARGUMENT.match(text)) and argument[1] in _ARGUMENTS:
+                self._settings[_ARGUMENTS[argument[1]]] = int(argument[2])
+            for row in _ZERO_CONFIG:
+                if found := re.search(row.pattern, text):
+                    self._settings[row.name] = row.kind(found[1])
+            return False
+        facts = {row.name: row.kind(m[1]) for row, how in _FACT_PATTERNS if (m := how.search(text))}
+        ranks = _RANK_PARAMETERS.findall(text)
+        self._parameters |= {(int(tensor), int(pipe)): int(count) for tensor, pipe, count in ranks}
+        self._found |= facts
+        self.log.recognised |= bool(facts or ranks)
+        self.log.vocab_size = self._found.get("vocab_size")
+        self.log.device = self._found.get("device")
+        return "world_size" in facts
+
+    def finish(self) -> None:
+        """Work out what needs the whole log."""
+        log, found, parameters = self.log, self._found, self._parameters
+        log.settings = self._settings | log.settings
+        tp, dp = log.settings.get("tp"), log.settings.get("dp")
+        from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
+        log.world_size = found.get("world_size") or found.get("dist_world_size") or from_name
+        if not parameters:
+            return
+        tensor, pipeline = (1 + max(places) for places in zip(*parameters, strict=True))
+        ranks = found.get("tensor", tp or tensor) * found.get("pipeline", pipeline)
+        if len(parameters) == ranks == tensor * pipeline:
+            log.parameters = sum(parameters.values())
+        else:
+            log.notes.append("the number of parameters of some rank is missing")
+
+
+_NAME_KEYS = {
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "l": "num_layers",
+    "h": "hidden",
+    "a": "heads",
+    "sl": "seq_length",
+    "gbs": "global_batch_size",
+    "mbs": "micro_batch_size",
+    "link": "link_mbit",
+    "ratio": "offload_ratio",
+    "subg": "subgroup_numel",
+    "prefetch": "prefetch",
+    "flush_async": "flush_async",
+    "opt_gaps": "opt_gaps",
+}
+_NAME_PART = re.compile(rf"-({'|'.join(_NAME_KEYS)})(\d{{1,15}}(?:\.\d{{1,12}})?)(?=-|$)")
+
+
+def settings_from_name(name: str) -> dict[str, Setting]:
+    """Read ``log-{model}-tp{n}-...`` up to ``-opt_gaps{n}.log`` or ``-engine_{name}.log``.
+
+    ``engine`` is the name at the end, or else follows with ``stride`` from the last three numbers:
+    without prefetch the gaps have no effect, whatever the name says (the paper's vanilla logs carry
+    left-over ones).
+
+    Returns:
+        Setting by name; a setting that the name does not carry is absent.
+    """
+    stem, _, engine = name.removesuffix(".log").partition("-engine_")
+    model = re.match(r"log-(.+?)(?=-tp\d)", stem)
+    if not model:
+        return {}
+    found: dict[str, Setting] = {"model": model[1]}
+    for key, value in _NAME_PART.findall(stem[model.end() :]):
+        if key == "ratio" or value.isdecimal():
+            found[_NAME_KEYS[key]] = float(value) if key == "ratio" else int(value)
+    if engine:
+        return found | {"engine": engine}
+    if found.get("prefetch") == 1:
+        stride = found.get("opt_gaps")
+        return found | {"engine": "hybrid"} | ({} if stride is None else {"stride": stride})
+    if found.get("flush_async") == 1:
+        return found | {"engine": "async-gradients", "stride": 0}
+    return found | ({"engine": "vanilla", "stride": 0} if "prefetch" in found else {})
 
 
 # The trainer's metrics.jsonl
@@ -713,16 +720,13 @@ def read_metrics(path: Path) -> Metrics:
     Raises:
         OSError: the file cannot be read.
     """
+    events, rejected = read_json_lines(path)
     metrics = Metrics(path)
-    for line in path.read_bytes().decode(errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            event = None
-        kind = event.get("event") if isinstance(event, dict) else None
+    for event in events:
+        kind = event.get("event")
         if kind == "start":
             # A second start is a second run in the same file: the last one is the log's.
-            metrics = Metrics(path, start=event, rejected_lines=metrics.rejected_lines)
+            metrics = Metrics(path, start=event)
         elif kind == "end":
             metrics.end = event
         elif kind == "evaluation":
@@ -730,7 +734,8 @@ def read_metrics(path: Path) -> Metrics:
         elif kind == "iteration" and isinstance(event.get("iteration"), int):
             metrics.iterations[event["iteration"]] = event
         else:
-            metrics.rejected_lines += bool(line.strip())
+            rejected += 1
+    metrics.rejected_lines = rejected
     return metrics
 
 
@@ -755,24 +760,20 @@ def attach_metrics(log: Log) -> None:
     records = {record.iteration: record for record in log.iterations}
     for number, event in metrics.iterations.items():
         exact = metrics.loss(number)
-        if number not in records:  # its line in the log is damaged or lost
-            records[number] = Iteration(number, loss=exact)
-        record, seconds = records[number], as_number(event.get("iteration_ms"))
-        record.exact_loss = exact
-        if record.iteration_s is None and seconds is not None:
-            record.iteration_s = seconds / 1000
+        record = records.setdefault(number, Iteration(number, loss=exact))
+        record.exact_loss, record.event = exact, event
+        milliseconds = as_number(event.get("iteration_ms"))
+        if record.iteration_s is None and milliseconds is not None:
+            record.iteration_s = milliseconds / 1000
         for name in (*(f"{phase}_ms" for phase in PHASES), "grad_norm", "learning_rate"):
             if getattr(record, name) is None:
                 setattr(record, name, as_number(event.get(name)))
     log.iterations = [records[number] for number in sorted(records)]
-    parameters, padded, ranks = (
-        value if isinstance(value := metrics.start.get(key), int) else None
-        for key in ("parameters", "padded_vocab_size", "num_ranks")
-    )
+    start = {key: value for key, value in metrics.start.items() if isinstance(value, int)}
     # The log counts what tensor-parallel ranks share once a rank, the start event once.
-    log.parameters = parameters or log.parameters
-    log.vocab_size = log.vocab_size or padded
-    log.world_size = log.world_size or ranks
+    log.parameters = start.get("parameters") or log.parameters
+    log.vocab_size = log.vocab_size or start.get("padded_vocab_size")
+    log.world_size = log.world_size or start.get("num_ranks")
     device = metrics.start.get("device")
     if isinstance(device, str) and device:
         # DeepSpeed's line says which accelerator it found; the start event, which one was used.

@@ -1,15 +1,16 @@
-"""What a log and its ``metrics.jsonl`` say, as records. Standard library alone.
+"""Records of what a log and its ``metrics.jsonl`` say. Standard library alone.
 
 A value that nobody gives is ``None``.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from configs.files import printable
@@ -18,7 +19,6 @@ Setting = int | float | str
 
 PHASES = ("forward", "backward", "update")
 """Phases of an iteration, in the order they run."""
-_REJECT_CHARACTERS = 200
 
 
 class LogError(ConfigError):
@@ -60,6 +60,8 @@ class Iteration:
     """Most host memory in use on the machine that the iteration's memory lines show."""
     device_memory_gib: float | None = None
     """Peak of the device's allocator that the iteration's memory lines show."""
+    event: dict[str, Any] = field(default_factory=dict)
+    """The iteration's line of ``metrics.jsonl``, which has the phases that no log prints."""
 
     @property
     def best_loss(self) -> float | None:
@@ -70,59 +72,8 @@ class Iteration:
         """Return the duration of ``iteration`` or of a phase of it, in ms."""
         if phase == "iteration":
             return None if self.iteration_s is None else 1000.0 * self.iteration_s
-        value: float | None = getattr(self, f"{phase}_ms")
-        return value
-
-
-@dataclass(slots=True)
-class MemoryLine:
-    """What one call of DeepSpeed's ``see_memory_usage`` printed."""
-
-    line: int
-    """Position of its first line of figures in the log, from 1."""
-    title: str | None = None
-    """Where in the program, as printed: ``Engine before forward``."""
-    allocated_gib: float | None = None
-    max_allocated_gib: float | None = None
-    cached_gib: float | None = None
-    max_cached_gib: float | None = None
-    host_used_gib: float | None = None
-    """Memory in use on the machine, by all of its processes."""
-    host_percent: float | None = None
-    """The same as a share of the machine's memory, from 0 to 100."""
-    iteration: int | None = None
-    """The iteration it was printed in; None before the first forward and where it is unknown."""
-
-
-@dataclass(slots=True)
-class ThroughputLine:
-    """What DeepSpeed's throughput timer printed every ``steps_per_print`` updates."""
-
-    line: int
-    step: int
-    """Updates since the process was started."""
-    micro_step: int
-    running_samples_per_s: float | None
-    """Global batch over the mean time of all updates but the first two."""
-    current_samples_per_s: float | None
-    """The same of the last update."""
-    allocated_gib: float
-    """Of the rank's device; on a CPU the process's resident memory."""
-    max_allocated_gib: float
-
-
-@dataclass(slots=True)
-class ProfileLine:
-    """One figure of the summary of DeepSpeed's flops profiler."""
-
-    line: int
-    step: int | None
-    """The update that was profiled."""
-    quantity: str
-    """As printed, without how it was computed: ``fwd FLOPS per GPU``."""
-    value: float
-    unit: str
-    """``s``, ``FLOP/s``, ``MAC``; empty for a count."""
+        value = getattr(self, f"{phase}_ms", None)
+        return as_number(self.event.get(f"{phase}_ms")) if value is None else float(value)
 
 
 @dataclass
@@ -150,28 +101,14 @@ class Metrics:
         return value if isinstance(value, str) and value else None
 
 
-def as_number(value: object) -> float | None:
-    """Return a number of a JSON file, written as a number or as text; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-@dataclass(frozen=True)
-class Reject:
+class Reject(NamedTuple):
     """A line that is left out because it does not fit."""
 
-    line_number: int
+    line: int
+    """Position in the log, from 1."""
     reason: str
     text: str
-
-    @classmethod
-    def of(cls, line_number: int, reason: str, text: str) -> Reject:
-        """Return a reject that keeps the beginning of the line, printable."""
-        return cls(line_number, reason, printable(text[:_REJECT_CHARACTERS]).strip())
+    """Beginning of the line, printable."""
 
 
 @dataclass
@@ -180,13 +117,20 @@ class Log:
 
     path: Path
     settings: dict[str, Setting] = field(default_factory=dict)
-    """What the file's name, or else the log's list of arguments, says of the run."""
+    """Settings from the file's name, or else from the log's list of arguments."""
     iterations: list[Iteration] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    memory: list[MemoryLine] = field(default_factory=list)
-    throughput: list[ThroughputLine] = field(default_factory=list)
-    profile: list[ProfileLine] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    """A row each time that DeepSpeed's ``see_memory_usage`` prints: ``line`` (of its first figures
+    in the log, from 1), ``title``, ``iteration`` (None before the first forward and where it is
+    unknown), figures of the device in GiB, memory of the whole machine in GiB and percent."""
+    throughput: list[dict[str, Any]] = field(default_factory=list)
+    """A row a line of DeepSpeed's throughput timer, with the names of its groups in ``parse.log``;
+    ``step`` counts updates since the process was started."""
+    profile: list[dict[str, Any]] = field(default_factory=list)
+    """A row a figure of DeepSpeed's flops profiler: ``line``, ``step``, ``quantity`` as printed,
+    ``value``, ``unit`` (``s``, ``FLOP/s``, ``MAC``; empty for a count)."""
     world_size: int | None = None
     """Ranks of the run."""
     vocab_size: int | None = None
@@ -198,14 +142,14 @@ class Log:
     device_name: str | None = None
     """Name of the GPU that held the model."""
     recognised: bool = False
-    """Whether any line of a training log was found."""
+    """True once any line of a training log was found."""
     ends_mid_line: bool = False
     metrics: Metrics | None = None
     """Full-precision figures of ``metrics.jsonl``, when it lies beside the log and fits it."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model lived on the CPU, so that times say nothing about a GPU."""
+        """True where the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.device or "").startswith("cpu")
 
     @property
@@ -224,3 +168,37 @@ def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Itera
 def finite(values: Sequence[float | None]) -> list[float]:
     """Return the values that are known and finite."""
     return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def as_table(value: object) -> dict[str, Any]:
+    """Return a part of a JSON file that should be an object; empty for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_number(value: object) -> float | None:
+    """Return a number of a JSON file, written as a number or as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the objects of a JSON-lines file, and how many lines hold none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    objects, rejected = [], 0
+    for line in path.read_bytes().decode(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            objects.append(value)
+        else:
+            rejected += bool(line.strip())
+    return objects, rejected

@@ -10,11 +10,10 @@ one is not, 2 when there is no sweep.
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
-import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +22,12 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+import jinja2
+import markupsafe
+
 from configs.cli import Parser, add_warmup, complain, run_command, say
 from configs.fields import shaped_links
 from configs.files import read_json, write_json, write_text
-from configs.naming import Namer
-from configs.study import Study
 from parse.compare import (
     NOT_COMPARED,
     Finding,
@@ -35,14 +35,10 @@ from parse.compare import (
     compare_points,
     setup,
     timed_phases,
-    versions,
     write_comparisons,
 )
-from parse.index import FINDINGS_FILE, MARK, results_folder, write_index
-from parse.records import LogError
-from parse.render import one_line, render_html, render_markdown
+from parse.records import LogError, as_table
 from parse.run import (
-    GIB,
     MEASURED,
     PUBLISHED,
     SIMULATED,
@@ -55,18 +51,22 @@ from parse.run import (
     read_sweep,
 )
 from parse.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED, Ratio, Spread, spread
-from parse.tables import check_our_json, write_tables, writing
-from parse.two_runs import ON_CPU, log_notes
-from parse.verdict import judge_log
+from parse.tables import write_tables, writing
+from parse.verdict import ON_CPU, log_notes
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 MISSING = "missing"
+FINDINGS_FILE = "findings.json"
+"""Beside the tables of a sweep: what the index and programs say of it."""
+INDEX_FILE = "index.html"
+_INDEX_MARK = '<meta name="generator" content="parse.report --index">'
+"""An index of ours holds it."""
 _TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
 _HEADLINES = 8
 """Comparisons up to which each has its line at the top; more are counted."""
+_INDEX_HEADLINES = 3
 _LARGEST_SVG_BYTES = 1_500_000
 """An SVG beyond this, a scatter of many samples, goes into the page as PNG."""
-_NOT_SHOWN = ("iterations", "seed", "data_prefix")
-"""Fields that no prediction depends on."""
 
 
 @dataclass
@@ -79,16 +79,11 @@ class ParsedSweep:
     runs: list[Run]
     findings: list[Finding]
     context: dict[str, Any]
-    """What the templates show, figures aside."""
-
-    @property
-    def template(self) -> str:
-        """Which templates show it."""
-        return "report" if all(run.source == MEASURED for run in self.runs) else SIMULATED
+    """All that the templates show, figures aside."""
 
     @property
     def all_hold(self) -> bool:
-        """Whether every engine is as valid as its study asks for."""
+        """True where every engine is as valid as its study asks for."""
         return all(finding.holds for finding in self.findings)
 
 
@@ -110,40 +105,33 @@ def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
     if not runs:
         raise LogError(f"{folder / SWEEP_FILE}: lists no runs, or cannot be read")
     study = label_runs(runs)
-    check_our_json(out / FINDINGS_FILE, MARK)
     write_tables(runs, out, warmup, base=folder)
     comparisons = compare_points(runs, warmup)
     write_comparisons(comparisons, study, out)
-    measured = all(run.source == MEASURED for run in runs)
-    if measured:
-        context = _measured_context(folder, index, runs, comparisons, warmup)
-    else:
-        context = _simulated_context(index, runs, comparisons)
+    found = [finding for item in comparisons for finding in item.findings]
+    if any(run.source != MEASURED for run in runs):
+        found = []  # a prediction is valid or not by construction
     position = {run.label: number for number, run in enumerate(runs)}
-    found = [finding for item in comparisons for finding in item.findings if measured]
     found.sort(key=lambda finding: position.get(finding.label, 0))
     # A loss that failed is told of runs that nothing is compared with, too: the reference's.
     told = {finding.label for finding in found}
     failed = [run for run in runs if run.loss.failed and run.label not in told]
     found += [Finding(run.label, f"the loss is {run.loss.text}", holds=False) for run in failed]
-    parsed = ParsedSweep(folder, index, runs, found, context)
-    context["name"] = str(index.get("name") or folder.name)
-    context["description"] = str(index.get("description") or "")
+    parsed = ParsedSweep(folder, index, runs, found, {})
+    parsed.context = _context(parsed, comparisons, warmup)
     with writing(out):
         write_json(out / FINDINGS_FILE, _for_index(parsed))
     return parsed
 
 
 def _for_index(parsed: ParsedSweep) -> dict[str, Any]:
-    context, simulated = parsed.context, parsed.template == SIMULATED
+    context, measured = parsed.context, parsed.context["measured"]
     return {
-        MARK: context["name"],
-        "description": context["description"],
-        "study": context["study"]["name"],
-        "source": f"simulated on {context['machine']}" if simulated else context["measured"],
-        "runs": f"{len(context['points'])} predicted" if simulated else context["statuses"],
-        "state": "" if simulated else "ok" if parsed.all_hold else "bad",
-        "headline": context["deviation"] if simulated else context["headline"],
+        **{key: context[key] for key in ("name", "description", "headline")},
+        "study": context["study"].name,
+        "source": f"simulated on {machine}" if (machine := context["machine"]) else measured,
+        "runs": context["statuses"],
+        "state": "" if context["machine"] else "ok" if parsed.all_hold else "bad",
         "findings": [finding._asdict() for finding in parsed.findings],
     }
 
@@ -157,19 +145,16 @@ def write_report(parsed: ParsedSweep) -> None:
     folder, asked = parsed.folder, parsed.index.get("figures")
     wanted = [str(name) for name in asked] if isinstance(asked, list) else []
     titles = {name: figure.title for name, figure in parsed.runs[0].study.figures.items()}
-    on_cpu = bool(parsed.context.get("on_cpu"))
-    try:
-        figures = find_figures(folder / "figures", wanted, titles, on_cpu=on_cpu)
-    except OSError as error:
-        raise LogError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    context = parsed.context | {
-        "figures": figures,
-        "not_drawn": sorted(set(wanted) - {entry["figure"] for entry in figures}, key=wanted.index),
-        "tables": [name for name in _TABLES if (folder / "tables" / f"{name}.csv").is_file()],
-    }
-    for name, render in (("report.md", render_markdown), ("report.html", render_html)):
-        with writing(folder):
-            text = render(context, parsed.template)
+    with writing(folder):
+        figures = find_figures(folder / "figures", wanted, titles, parsed.context["figure_source"])
+        drawn = {entry["figure"] for entry in figures}
+        context = parsed.context | {
+            "figures": figures,
+            "not_drawn": [name for name in wanted if name not in drawn],
+            "tables": [name for name in _TABLES if (folder / "tables" / f"{name}.csv").is_file()],
+        }
+        for name, render in (("report.md", render_markdown), ("report.html", render_html)):
+            text = render(context)
             write_text(folder / name, text.encode(errors="replace").decode())
 
 
@@ -208,53 +193,84 @@ def report(parsed: ParsedSweep, *, index: bool) -> int:
     for finding in parsed.findings:
         say(one_line(f"{finding.label}: {finding.verdict}"))
     if index:
+        parent = parsed.folder.resolve().parent
         try:
-            write_index(results_folder(parsed.folder))
+            write_index(parent.parent if parent.name.startswith("simulated-") else parent)
         except LogError as error:  # The report itself is there.
             complain(f"parse.report: no index: {error}")
     return int(not parsed.all_hold)
 
 
-# What the report of measured runs says
+def write_index(results: Path) -> Path:
+    """Write ``index.html`` of all sweeps of a results folder that have a report.
+
+    Raises:
+        LogError: there is none, a file of that name is not ours, or it cannot be written.
+    """
+    sweeps = []
+    places = ("*/report.html", "simulated-*/*/report.html")
+    reports = (path for place in places for path in results.glob(place))
+    for path in sorted(reports):
+        found = read_json(path.parent / "tables" / FINDINGS_FILE)
+        if found and (path.parent / SWEEP_FILE).is_file():
+            link = quote(path.relative_to(results).as_posix(), errors="replace")
+            lines = found.get("headline") or []
+            more = max(0, len(lines) - _INDEX_HEADLINES)
+            shown = {"headline": lines[:_INDEX_HEADLINES], "more": more, "link": f"./{link}"}
+            sweeps.append(found | shown)
+    if not sweeps:
+        raise LogError(f"{results}: holds no sweep with a report")
+    path = results / INDEX_FILE
+    with writing(results):
+        if path.exists() and _INDEX_MARK not in path.read_text(encoding="utf-8", errors="replace"):
+            raise LogError(f"{path}: is not an index of ours; move it away")
+        context = {"name": results.resolve().name, "sweeps": sweeps, "mark": _INDEX_MARK}
+        write_text(path, render_html(context, "index").encode(errors="replace").decode())
+    return path
 
 
-def _measured_context(
-    folder: Path,
-    index: Mapping[str, Any],
-    runs: Sequence[Run],
-    comparisons: Sequence[PointComparison],
-    warmup: int,
+# What the report says
+
+
+def _context(
+    parsed: ParsedSweep, comparisons: Sequence[PointComparison], warmup: int
 ) -> dict[str, Any]:
-    groups, study = group_points(runs), runs[0].study
-    rows = [_run_row(run, folder, warmup) for run in runs]
+    index, runs, study = parsed.index, parsed.runs, parsed.runs[0].study
+    rows = [_run_row(run, parsed.folder, warmup) for run in runs]
+    about, predicted = as_table(index.get(SIMULATED)), any(r.source != MEASURED for r in runs)
+    machine = str(about.get("machine") or "an unknown machine") if predicted else ""
     on_cpu = any(run.log.on_cpu for run in runs)
     links = shaped_links(run.fields.get("link_mbit") for run in runs)
-    place = "measured on a CPU" if on_cpu else "measured"
-    not_run = _not_run(index)
+    place = SIMULATED if predicted else "measured on a CPU" if on_cpu else MEASURED
     statuses = Counter(str(row["status"]) for row in rows).most_common()
-    ratios = [item.ratio("iteration") for item in comparisons]
-    asked_for = [row["engine"] for row in not_run]
+    ratios = [item.ratios["iteration"] for item in comparisons]
+    compared = {id(item.ours.runs[0]): item for item in comparisons}
+    beside = _with_published(runs)
+    headline = _headlines(comparisons, study.reference)
     return {
-        "study": _study_words(study),
+        "name": str(index.get("name") or parsed.folder.name),
+        "description": str(index.get("description") or ""),
+        "study": study,
+        "machine": machine,
         "warmup": warmup,
         "on_cpu": on_cpu,
-        "measured": f"{place}, {links}" if links else place,
+        "figure_source": place,
+        "measured": ", ".join(filter(None, (place, links))),
         "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
-        "headline": _headlines(comparisons, study),
+        "headline": _deviation(beside, timed_phases(study)) if predicted else headline,
         "phases": timed_phases(study),
-        "summary": _summary_rows(groups, comparisons, warmup, asked_for),
+        "summary": [_summary_row(point, compared, warmup) for point in group_points(runs)],
         "comparisons": [_comparison_row(item) for item in comparisons],
         "one_run_intervals": any(r is not None and r.covers == INSIDE_A_RUN for r in ratios),
-        "verdicts": [(f.label, f.verdict) for item in comparisons for f in item.findings],
-        "times": [_times_row(group, warmup) for group in groups],
+        "verdicts": [(finding.label, finding.verdict) for finding in parsed.findings],
+        "beside": beside,
         "runs": rows,
         "failed": [row for row in rows if row["status"] not in ("ok", "unknown")],
-        "not_run": not_run,
-        "versions": _joined(
-            [versions(run) | {"commit": setup(run).get("commit", "")} for run in runs], ", "
-        ),
-        "hardware": _joined([dict(_hardware_of(run)) for run in runs], "; "),
-        "commands": [(run.label, text) for run in runs if (text := _command_of(run))],
+        "not_run": _not_run(index),
+        "setup": [
+            *_machine_rows(about),
+            *_joined([setup(run) | dict(_conditions(run)) for run in runs]),
+        ],
         "notes": [(run.label, note) for run in runs for note in log_notes(run.log)],
         "level": f"{LEVEL:.0%}",
         "resamples": RESAMPLES,
@@ -262,33 +278,21 @@ def _measured_context(
     }
 
 
-def _study_words(study: Study) -> dict[str, str]:
-    return {
-        "name": study.name,
-        "title": study.title,
-        "source": study.source,
-        "reference": study.reference,
-        "reference_title": study.engines[study.reference].title,
-        "gate": study.gate.kind,
-        "gate_words": study.gate.words,
-    }
-
-
-def _headlines(comparisons: Sequence[PointComparison], study: Study) -> list[str]:
+def _headlines(comparisons: Sequence[PointComparison], reference: str) -> list[str]:
     """A line for each comparison; of many, how many are equal and a line for those that are not."""
     if len(comparisons) <= _HEADLINES:
         return [_headline(item) for item in comparisons]
     words = Counter(item.equality for item in comparisons)
-    shown = ", ".join(f"{n} {word}" for word, n in words.items())
     claimed = sum(not item.withheld for item in comparisons)
-    lines = [
-        f"{len(comparisons)} points against {study.reference}: {shown}",
-        f"speed-ups: {claimed} claimed, {len(comparisons) - claimed} withheld (reasons below)",
-    ]
     other = [item for item in comparisons if not all(f.holds for f in item.findings)]
-    lines += [_headline(item) for item in other[:_HEADLINES]]
     more = len(other) - _HEADLINES
-    return [*lines, f"and {more} more that are not"] if more > 0 else lines
+    return [
+        f"{len(comparisons)} points against {reference}: "
+        + ", ".join(f"{n} {word}" for word, n in words.items()),
+        f"speed-ups: {claimed} claimed, {len(comparisons) - claimed} withheld (reasons below)",
+        *(_headline(item) for item in other[:_HEADLINES]),
+        *([f"and {more} more that are not"] if more > 0 else []),
+    ]
 
 
 def _headline(item: PointComparison) -> str:
@@ -316,88 +320,36 @@ def _not_run(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _summary_rows(
-    groups: Sequence[PointRuns],
-    comparisons: Sequence[PointComparison],
-    warmup: int,
-    asked_for: Sequence[str],
-) -> list[dict[str, Any]]:
-    """One row a case and engine, engines in the study's order.
-
-    An engine that the sweep has elsewhere, or was asked for, has a row in every case.
-    """
-    study = groups[0].study
-    namer = Namer(study)
-    compared = {id(item.ours.runs[0]): item for item in comparisons}
-    expected = {study.reference, *asked_for, *(str(g.engine) for g in groups if g.engine)}
-    cases: dict[str, list[PointRuns]] = {}
-    for group in groups:
-        cases.setdefault(json.dumps([group.key, group.preferred], default=str), []).append(group)
-    titles: Counter[str] = Counter()
-    rows = []
-    for members in cases.values():
-        title = members[0].runs[0].case or "one point"
-        titles[title] += 1
-        case = title if titles[title] == 1 else f"{title} #{titles[title]}"
-        lines = [
-            (namer.engine_key(group.runs[0].fields), _summary_row(group, compared, warmup))
-            for group in members
-        ]
-        lines += [
-            (namer.engine_key({"engine": name}), {**_NO_RUN, "engine": name})
-            for name in expected - {str(group.engine) for group in members}
-        ]
-        lines.sort(key=lambda line: line[0])
-        rows += [{"case": case, **row} for _, row in lines]
-    return rows
-
-
-_NO_RUN = {
-    **{"text": MISSING, "state": MISSING, "value": None, "count": "no run"},
-    **dict.fromkeys(("iqr", "equality", "speedup"), ""),
-}
-
-
 def _summary_row(
-    group: PointRuns, compared: Mapping[int, PointComparison], warmup: int
+    point: PointRuns, compared: Mapping[int, PointComparison], warmup: int
 ) -> dict[str, Any]:
-    first = group.runs[0]
-    found, item = spread(group.times_ms("iteration", warmup)), compared.get(id(first))
-    row = {**_NO_RUN, "engine": Namer(group.study).engine(first.fields)}
-    row["equality"] = item.equality if item else ""
-    bad = [
-        run.status if run.status not in ("", "ok") else "no iterations"
-        for run in group.runs
-        if run not in group.finished
-    ]
-    if found is None:
-        text = ", ".join(dict.fromkeys(bad)) or "no times"
-        return {**row, "text": text, "state": "bad", "count": ""}
-    counts = [f"{found.iterations} in {found.repeats}"]
-    counts += [f"{len(bad)} of {len(group.runs)} {bad[0]}"] if bad else []
+    """Statistics of a point's phases over all its finished repeats, and what became of it."""
+    spreads = [spread(point.times_ms(phase, warmup)) for phase in timed_phases(point.study)]
+    item, whole, finished = compared.get(id(point.runs[0])), spreads[0], point.finished
+    bad = [run.status for run in point.runs if run not in finished]
+    words = [word if word not in ("", "ok") else "no iterations" for word in bad]
+    count = f"{whole.iterations} in {whole.repeats}" if whole else "no times"
+    failed = [f"{n} of {len(point.runs)} {word}" for word, n in Counter(words).items()]
+    holds = item is None or item.equality in ("equal", "close")
     speedup = item.speedup("iteration") if item else None
-    wrong = bad or (item and item.equality not in ("equal", "close"))
     return {
-        **row,
-        "text": f"{found.median_ms:.1f}",
-        "state": "bad" if wrong else "ok",
-        "value": found.median_ms,
-        "iqr": f"{found.iqr_ms:.1f}",
-        "count": "; ".join(counts),
+        "label": point.label,
+        "ok": bool(whole) and holds and not bad,
+        "spreads": [(_spread_text(s), s.median_ms if s else None) for s in spreads],
+        "count": "; ".join([count, *failed]),
+        "equality": item.equality if item else "",
         "speedup": "" if speedup is None else f"{speedup:.3f}x",
     }
 
 
 def _comparison_row(item: PointComparison) -> dict[str, Any]:
     """A point against the reference: ratios of all phases, and the speed-up or why not."""
-    ratios = [item.ratio(phase) for phase in timed_phases(item.study)]
-    whole = ratios[0]
+    whole = item.ratios["iteration"]
     return {
         "label": item.ours.label,
         "reference": item.reference.label if item.reference else MISSING,
         "equality": item.equality,
-        "ratios": [_ratio_text(ratio) for ratio in ratios],
-        "values": [ratio.ratio if ratio else None for ratio in ratios],
+        "ratios": [(_ratio_text(r), r.ratio if r else None) for r in item.ratios.values()],
         "paired": "" if whole is None or not whole.covers else "yes" if whole.paired else "no",
         "claim": _claim(item),
     }
@@ -405,31 +357,17 @@ def _comparison_row(item: PointComparison) -> dict[str, Any]:
 
 def _claim(item: PointComparison) -> str:
     """The speed-up with its interval, or why there is none."""
-    ratio = item.ratio("iteration")
+    ratio = item.ratios["iteration"]
     if item.speedup("iteration") is None or ratio is None:
-        if item.withheld == ON_CPU:
-            return f"none claimed: {ON_CPU}"
-        return f"withheld: {item.withheld}"
+        none_on_cpu = f"none claimed: {ON_CPU}"
+        return none_on_cpu if item.withheld == ON_CPU else f"withheld: {item.withheld}"
     if ratio.low is None:
         return f"{ratio.ratio:.3f}x (too few iterations for an interval)"
     return f"{ratio.ratio:.3f}x (95% interval {ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def _times_row(group: PointRuns, warmup: int) -> dict[str, Any]:
-    """Statistics of a point's phases over all its finished repeats."""
-    phases = timed_phases(group.study)
-    spreads = [spread(group.times_ms(phase, warmup)) for phase in phases]
-    whole = spreads[0]
-    return {
-        "label": group.label,
-        "spreads": [(_spread_text(s), s.median_ms if s else None) for s in spreads],
-        "iterations": whole.iterations if whole else 0,
-        "repeats": whole.repeats if whole else 0,
-    }
-
-
 def _run_row(run: Run, folder: Path, warmup: int) -> dict[str, Any]:
-    """What became of a run."""
+    """A row of the table of runs."""
     seconds = run.status_json.get("seconds")
     times = spread([run.times_ms("iteration", warmup)] if run.finished else [])
     last, older = run.status_json.get("last_lines"), run.recorded("older")
@@ -443,7 +381,7 @@ def _run_row(run: Run, folder: Path, warmup: int) -> dict[str, Any]:
         "iteration": _spread_text(times) if times else "",
         "iteration_ms": times.median_ms if times else None,
         "rejects": len(run.log.rejects),
-        "loss": judge_log(run.log).text,
+        "loss": run.loss.text,
         "link": link_to(run.log.path, folder) if run.log.path.is_file() else "",
         "last_lines": [str(line) for line in last] if isinstance(last, list) else [],
     }
@@ -465,6 +403,8 @@ def _spread_text(found: Spread | None) -> str:
     """``130.9 (18.5) / 131.2``: median, IQR and mean in ms."""
     if found is None:
         return MISSING
+    if found.iterations == 1:
+        return f"{found.median_ms:.1f}"
     return f"{found.median_ms:.1f} ({found.iqr_ms:.1f}) / {found.mean_ms:.1f}"
 
 
@@ -478,134 +418,56 @@ def _ratio_text(ratio: Ratio | None) -> str:
     return f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]{star}"
 
 
-def _joined(tables: Sequence[dict[str, str]], separator: str) -> list[tuple[str, str]]:
+def _joined(tables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
     """Each key with all its values, each value once."""
     values: dict[str, dict[str, None]] = {}
     for key, value in (item for table in tables for item in table.items() if item[1]):
         values.setdefault(key, {})[value] = None
-    return [(key, separator.join(found)) for key, found in values.items()]
+    return [(key, "; ".join(found)) for key, found in values.items()]
 
 
-def _command_of(run: Run) -> str:
-    """The command that started a run, ready for a shell; empty when not recorded."""
-    command = run.run_json.get("command")
-    text = shlex.join(map(str, command)) if isinstance(command, list) else ""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _hardware_of(run: Run) -> Iterator[tuple[str, str]]:
-    """What a run ran on, row by row."""
-    kept, device = run.provenance, run.log.device
-    if device:
-        yield "model lived on", f"{device} {run.hardware}".strip()
-    if isinstance(cpu := kept.get("cpu"), dict):
-        yield "CPU", f"{cpu.get('model')}, {cpu.get('cores_usable')} usable cores"
-    listed = kept.get("gpus")
-    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
-    if gpus:
-        yield (
-            "GPU",
-            ", ".join(
-                f"{g.get('name')} ({g.get('memory')}, driver {g.get('driver')})" for g in gpus
-            ),
-        )
-    if isinstance(numa := kept.get("numa"), list) and numa:
-        cores = [str(node.get("cores")) for node in numa if isinstance(node, dict)]
-        yield "NUMA nodes", f"{len(cores)} (cores {'; '.join(cores)})"
-    if isinstance(memory := kept.get("host_memory_bytes"), int):
-        yield "host memory", f"{memory / GIB:.1f} GiB"
-    if isinstance(data := kept.get("data"), dict) and data.get("source"):
-        tokens, file = data.get("tokens"), data.get(".bin")
+def _conditions(run: Run) -> Iterator[tuple[str, str]]:
+    """Data, platform, type and links of a run, besides its set-up."""
+    data = as_table(run.provenance.get("data"))
+    if data.get("source"):
+        tokens, digest = data.get("tokens"), as_table(data.get(".bin")).get("sha256")
         size = f"{tokens:,} tokens" if isinstance(tokens, int) else "of no known size"
-        digest = file.get("sha256") if isinstance(file, dict) else None
         yield "data", f"{data.get('name')} ({data['source']}), {size}, SHA-256 {digest}"
-    yield "platform", str(kept.get("platform") or "")
+    yield "platform", str(run.provenance.get("platform") or "")
     reason = run.recorded("dtype_reason")
     yield "type", f"{run.fields.get('dtype', '')}{f', since {reason}' if reason else ''}"
     if links := shaped_links([run.fields.get("link_mbit")]):
         yield "links", f"{links}: what each rank sends, and what it receives"
-    yield "ranks", str(run.log.world_size or "")
 
 
-# What the report of predictions says, with published values where they are known
-
-
-def _simulated_context(
-    index: Mapping[str, Any], runs: Sequence[Run], comparisons: Sequence[PointComparison]
-) -> dict[str, Any]:
-    about = index.get(SIMULATED)
-    about = about if isinstance(about, dict) else {}
-    kinds = about.get("kinds")
-    kinds = kinds if isinstance(kinds, dict) else {}
-    machine = str(about.get("machine") or "")
-    ratios = {id(item.ours.runs[0]): item.ratio("iteration") for item in comparisons}
-    simulated = [run for run in runs if run.source == SIMULATED]
-    pairs = _with_published(simulated, [run for run in runs if run.source == PUBLISHED])
-    phases = timed_phases(runs[0].study)
-    rows = [("machine", machine), ("rates", str(about.get("machine_source") or ""))]
-    rows.append(("software", str(about.get("software") or "")))
+def _machine_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """From what a sweep was predicted: ``simulated`` of its index."""
+    kinds, fit = as_table(about.get("kinds")), as_table(about.get("residuals"))
+    for name, key in (("rates", "machine_source"), ("software", "software")):
+        if about.get(key):
+            yield name, str(about[key])
     for kind in ("fitted", "assumed"):
-        names = [name for name, own in kinds.items() if own == kind]
-        rows.append((f"{kind} rates", ", ".join(names)))
-    fit = about.get("residuals")
-    if isinstance(fit, dict) and {"rows", "median", "worst"} <= fit.keys():
+        if names := [name for name, own in kinds.items() if own == kind]:
+            yield f"{kind} rates", ", ".join(names)
+    if {"rows", "median", "worst"} <= fit.keys():
         errors = f"{fit['median']:.1%} in the median, {fit['worst']:.1%} at worst"
-        rows.append(("fit", f"{fit['rows']} rows off by {errors}"))
-    rows += _shared_rows(simulated)
-    return {
-        "study": _study_words(runs[0].study),
-        "machine": machine or "an unknown machine",
-        "about": [(name, text) for name, text in rows if text],
-        "phases": phases,
-        "points": [_predicted_row(run, phases, ratios.get(id(run))) for run in simulated],
-        "beside": pairs,
-        "deviation": _deviation(pairs, phases),
-        "is_fitted": "fitted" in kinds.values(),
-    }
+        yield (
+            "fit",
+            f"{fit['rows']} published rows off by {errors}; agreement with them is no proof",
+        )
 
 
-def _shared_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Settings that all points share; what differs is in their names."""
-    if not runs:
-        return []
-    study, same = runs[0].study, []
-    for name, row in study.all_fields.items():
-        values = {run.settings.get(name) for run in runs}
-        if row.only_some_engines or name in _NOT_SHOWN or len(values) > 1:
-            continue
-        value = values.pop()
-        if value is not None and (value or not row.zero):
-            same.append(Namer(study).setting(name, value))
-    return [("all points", ", ".join(same))]
-
-
-def _predicted_row(run: Run, phases: Sequence[str], ratio: Ratio | None) -> dict[str, Any]:
-    values = read_json(run.log.path)
-    memory = (values.get(f"{where}_memory_bytes") for where in ("device", "host"))
-    return {
-        "label": run.label,
-        "times": [_whole(_predicted_ms(run, phase)) for phase in phases],
-        "bound": _whole(values.get("bound_ms")),
-        "ratio": f"{ratio.ratio:.2f}" if ratio else "",
-        "binding": str(values.get("binding") or ""),
-        "policy": str(values.get("policy") or ""),
-        "memory": [f"{b / GIB:.1f}" if isinstance(b, int | float) else "" for b in memory],
-        "ok": run.status == "ok",
-        "fits": "yes" if run.status == "ok" else run.cause or run.status,
-    }
-
-
-def _with_published(simulated: Sequence[Run], published: Sequence[Run]) -> list[dict[str, Any]]:
+def _with_published(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row a published value: predicted, published, and by how much the first is off."""
-    own = {run.label: run for run in simulated}
+    own = {run.label: run for run in runs if run.source == SIMULATED}
     rows = []
-    for run in (run for run in published if run.label in own):
+    for run in (run for run in runs if run.source == PUBLISHED and run.label in own):
         for phase in timed_phases(run.study):
-            theirs, ours = _predicted_ms(run, phase), _predicted_ms(own[run.label], phase)
-            if theirs and ours is not None:
-                off = ours / theirs - 1
+            theirs, ours = run.times_ms(phase, 0), own[run.label].times_ms(phase, 0)
+            if theirs and ours and theirs[0]:
+                off = ours[0] / theirs[0] - 1
                 row = {"label": run.label, "phase": phase, "off": off, "where": run.hardware}
-                rows.append(row | {"shown": (_whole(ours), _whole(theirs), f"{off:+.0%}")})
+                rows.append(row | {"shown": (f"{ours[0]:.0f}", f"{theirs[0]:.0f}", f"{off:+.0%}")})
     return rows
 
 
@@ -622,19 +484,11 @@ def _deviation(rows: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> list
     return found
 
 
-def _predicted_ms(run: Run, phase: str) -> float | None:
-    return next(iter(run.times_ms(phase, 0)), None)
-
-
-def _whole(value: object) -> str:
-    return f"{value:.0f}" if isinstance(value, int | float) else ""
-
-
 # Figures
 
 
 def find_figures(
-    folder: Path, wanted: Sequence[str], titles: Mapping[str, str], *, on_cpu: bool
+    folder: Path, wanted: Sequence[str], titles: Mapping[str, str], source: str
 ) -> list[dict[str, Any]]:
     """Find the figures of a folder: those asked for in their order, then the others by name.
 
@@ -642,49 +496,102 @@ def find_figures(
         folder: Where they lie.
         wanted: Names of those asked for.
         titles: What figures show, by their names; others go by their name.
-        on_cpu: Whether what was measured was measured on a CPU.
+        source: Where figures come from that do not say it themselves.
 
     Returns:
         What the templates show of each page of each figure; ``figure`` is its name.
     """
-    found: dict[str, dict[str, Path]] = {}
+    files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.glob("[!.]*")):
         if path.suffix in (".png", ".svg", ".pdf") and path.is_file():
-            found.setdefault(path.stem, {})[path.suffix[1:]] = path
-    order = []
-    for stem, paths in found.items():
+            files.setdefault(path.stem, {})[path.suffix[1:]] = path
+    entries = []
+    for stem, paths in files.items():
         page = re.fullmatch(r"(?P<figure>.+)-page-(?P<number>\d+)", stem)
         figure, number = (page["figure"], int(page["number"])) if page else (stem, 1)
         if "png" in paths or "svg" in paths:
             rank = wanted.index(figure) if figure in wanted else len(wanted)
             title = titles.get(figure, figure) + (f" (page {number})" if page else "")
-            entry = {"figure": figure, "title": title, **_figure_entry(paths, on_cpu)}
-            order.append((rank, figure, number, entry))
-    return [entry for *_, entry in sorted(order, key=lambda item: item[:3])]
+            entry = {"figure": figure, "title": title, **_figure_entry(paths, source)}
+            entries.append((rank, figure, number, entry))
+    return [entry for *_, entry in sorted(entries, key=lambda item: item[:3])]
 
 
-def _figure_entry(paths: Mapping[str, Path], on_cpu: bool) -> dict[str, Any]:
-    """What a template shows of a figure, with links relative to the report."""
+def _figure_entry(paths: Mapping[str, Path], source: str) -> dict[str, Any]:
+    """Describe a figure for the templates, with links relative to the report."""
     links = {kind: f"./figures/{quote(p.name, errors='replace')}" for kind, p in paths.items()}
-    description = ""
-    if "svg" in paths:
-        with paths["svg"].open("rb") as file:
-            said = re.search(rb"<desc>(.{1,4000}?)</desc>", file.read(20_000), re.DOTALL)
-        words = said[1].decode(errors="replace").split() if said else []
-        description = html.unescape(" ".join(words))
+    contents = {kind: path.read_bytes() for kind, path in paths.items() if kind != "pdf"}
+    svg = contents.get("svg", b"")
+    said = re.search(rb"<desc>(.{1,4000}?)</desc>", svg[:20_000], re.DOTALL)
+    description = html.unescape(" ".join(said[1].decode(errors="replace").split())) if said else ""
     named = re.findall(r"\w+", description.lower())
-    source = " and ".join(source for source in SOURCES if source in named) or MEASURED
-    small = "svg" in paths and paths["svg"].stat().st_size <= _LARGEST_SVG_BYTES
-    in_page = "svg" if small or "png" not in paths else "png"
-    kind = "svg+xml" if in_page == "svg" else "png"
-    content = base64.b64encode(paths[in_page].read_bytes()).decode("ascii")
+    sources = [word for word in SOURCES if word in named]
+    is_small = 0 < len(svg) <= _LARGEST_SVG_BYTES
+    kind, mime = ("svg", "svg+xml") if is_small or "png" not in contents else ("png", "png")
     return {
-        "source": f"{source} on a CPU" if on_cpu and source == MEASURED else source,
+        "source": source if sources in ([], [MEASURED]) else " and ".join(sources),
         "description": description,
         "links": links,
         "image": links.get("png") or links["svg"],
-        "data_uri": f"data:image/{kind};base64,{content}",
+        "data_uri": f"data:image/{mime};base64,{base64.b64encode(contents[kind]).decode('ascii')}",
     }
+
+
+# Pages. Everything that comes from a log, a name or a path is escaped by the template engine; links
+# are relative and percent-encoded; and a policy in the page itself allows no script or style but
+# ours, by their hashes, and no request at all.
+
+
+def render_html(context: dict[str, Any], template: str = "report") -> str:
+    """Return one page that works offline, with style, script and figures in it."""
+    environment = _environment(autoescape=True)
+    environment.filters["line"] = one_line
+    style, script = (
+        markupsafe.Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+        for name in ("report.css", "report.js")
+    )
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+        for text in (style, script)
+    ]
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; "
+        f"script-src 'sha256-{hashes[1]}'; base-uri 'none'; form-action 'none'"
+    )
+    page = environment.get_template(f"{template}.html.j2")
+    return page.render(context, style=style, script=script, policy=policy)
+
+
+def render_markdown(context: dict[str, Any]) -> str:
+    """Return the same for a repository; what logs say is escaped by the filter ``text``."""
+    environment = _environment(autoescape=False)
+    environment.filters["text"] = _escape
+    environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
+    return environment.get_template("report.md.j2").render(context).rstrip("\n") + "\n"
+
+
+def _environment(autoescape: bool) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=autoescape,
+    )
+
+
+def _escape(text: object) -> str:
+    """Plain text for Markdown, safe inside a table's cell."""
+    line = one_line("" if text is None else text)
+    # A reader of Markdown decodes entities, so that "&lt;" would come out as "<".
+    for character in "\\`*_[]|<>&":
+        line = line.replace(character, f"\\{character}")
+    return line
+
+
+def one_line(text: object) -> str:
+    """Return text without line breaks, control characters or marks that turn its direction."""
+    return "".join(c if c.isprintable() else " " for c in str(text)).strip()
 
 
 if __name__ == "__main__":

@@ -8,24 +8,51 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.files import read_json
+from configs.files import read_given_json, read_json
 from configs.naming import Namer
 from configs.study import Study, default_study, study_from
 from parse.log import read_log
-from parse.monitor import Sample, monitor_files, read_samples
-from parse.records import PHASES, Iteration, Log, LogError, after_warmup, finite
+from parse.records import (
+    PHASES,
+    Iteration,
+    Log,
+    LogError,
+    after_warmup,
+    as_table,
+    finite,
+    read_json_lines,
+)
 from parse.verdict import FAILED, LossVerdict, judge_log
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
 """Where figures come from: column ``source`` of tables, and what reports say of them."""
 SWEEP_FILE = "sweep.json"
+MONITOR_FILE = "monitor.jsonl"
+SAMPLE_COLUMNS = {
+    "time_s": "Float64",
+    "host_used_bytes": "Int64",
+    "host_free_bytes": "Int64",
+    "cpu_percent": "Float64",
+    "device_id": "Int64",
+    "gpu_util_percent": "Float64",
+    "gpu_memory_used_bytes": "Int64",
+    "pcie_tx_bytes_per_s": "Int64",
+    "pcie_rx_bytes_per_s": "Int64",
+    "host_pss_bytes": "Int64",
+    "machine_used_bytes": "Int64",
+    "gpu_memory_run_bytes": "Int64",
+}
+"""Columns of a sample in ``monitor.jsonl``; ``time_s`` counts from the run's start. Memory of the
+run's own processes is ``host_used_bytes`` (resident), ``host_pss_bytes`` (pages that they share
+counted once; not in every sample) and ``gpu_memory_run_bytes``; that of the whole machine
+``machine_used_bytes`` and ``gpu_memory_used_bytes``."""
 GIB = 2**30
 _OF_MODEL = {
     "num_layers": "model.layers",
@@ -54,7 +81,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the run was asked for: the point's fields, or else what the log says of them.
+        """The point's fields, or else what the log says of them.
 
         Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
         """
@@ -65,10 +92,20 @@ class Run:
         return found | {"accumulation": _accumulation(found)}
 
     @cached_property
-    def monitored(self) -> list[tuple[Path, list[Sample], int]]:
-        """Each file of samples, what it holds, and how many of its lines cannot be read."""
-        files = monitor_files(self.log.path, own_folder=bool(self.run_json))
-        return [(path, *read_samples(path)) for path in files]
+    def samples(self) -> list[dict[str, float | None]]:
+        """Samples of the run folder's ``monitor.jsonl``; a figure that one lacks is None."""
+        if not self.run_json:
+            return []
+        try:
+            rows, damaged = read_json_lines(self.log.path.parent / MONITOR_FILE)
+        except OSError:
+            return []
+        found = [{n: _figure(row.get(n), kind) for n, kind in SAMPLE_COLUMNS.items()}
+                 for row in rows]  # fmt: skip
+        samples = [sample for sample in found if sample["time_s"] is not None]
+        if damaged := damaged + len(found) - len(samples):
+            self.log.notes.append(f"{MONITOR_FILE}: {damaged} unreadable lines left out")
+        return samples
 
     @property
     def campaign(self) -> Path:
@@ -95,19 +132,7 @@ class Run:
     @property
     def engine(self) -> str | None:
         """Name of the engine; None when not recorded."""
-        engine = self.settings.get("engine")
-        return None if engine is None else str(engine)
-
-    def phase_ms(self, record: Iteration, phase: str) -> float | None:
-        """Return the duration of ``iteration`` or of a phase, in ms.
-
-        Phases that no log prints are those of ``metrics.jsonl``.
-        """
-        if phase == "iteration" or hasattr(record, f"{phase}_ms"):
-            return record.phase_ms(phase)
-        events = self.log.metrics.iterations if self.log.metrics else {}
-        value = events.get(record.iteration, {}).get(f"{phase}_ms")
-        return float(value) if isinstance(value, int | float) else None
+        return _text(self.settings.get("engine")) or None
 
     def times_ms(self, phase: str, warmup: int) -> list[float]:
         """Return the durations of a phase after the warm-up; none where they are not its own.
@@ -119,7 +144,7 @@ class Run:
             if bool(self.settings.get(ends)) if isinstance(ends, str) else not ends:
                 return []
         records = after_warmup(self.log.iterations, self.warmup(warmup))
-        return finite([self.phase_ms(record, phase) for record in records])
+        return finite([record.phase_ms(phase) for record in records])
 
     @property
     def status(self) -> str:
@@ -132,7 +157,7 @@ class Run:
 
     @cached_property
     def loss(self) -> LossVerdict:
-        """What the run's loss says of its training."""
+        """The verdict on the run's loss."""
         return judge_log(self.log)
 
     @property
@@ -147,7 +172,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run reached its end, as far as is recorded."""
+        """True where the run reached its end, as far as is recorded."""
         return self.status in ("", "ok", *FAILED)
 
     @property
@@ -158,7 +183,7 @@ class Run:
 
     @property
     def repeat(self) -> int | None:
-        """Which repeat of its point the run is, from 1; None when not recorded."""
+        """The number of the repeat, from 1; None when not recorded."""
         value = self.run_json.get("repeat")
         return value if isinstance(value, int) and value is not True and value > 0 else None
 
@@ -169,25 +194,28 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """Versions, hardware and environment of the run; empty when not recorded."""
-        found = self.run_json.get("provenance")
-        return found if isinstance(found, dict) else {}
+        return as_table(self.run_json.get("provenance"))
 
     @property
     def hardware(self) -> str:
         """Name of the GPU or CPU that held the model; empty when not recorded."""
-        device, name = self.log.device or "", self.log.device_name
-        if name:
-            return name
-        gpus, cpu = self.provenance.get("gpus"), self.provenance.get("cpu")
-        if device.startswith("cuda") and isinstance(gpus, list):
-            return next((str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)), "")
-        return str(cpu.get("model") or "") if self.log.on_cpu and isinstance(cpu, dict) else ""
+        if self.log.device_name:
+            return self.log.device_name
+        if self.gpus and (self.log.device or "").startswith("cuda"):
+            return str(self.gpus[0].get("name"))
+        cpu = as_table(self.provenance.get("cpu"))
+        return str(cpu.get("model") or "") if self.log.on_cpu else ""
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of the machine, as ``run.json`` describes them."""
+        found = self.provenance.get("gpus")
+        return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
 
     @property
     def busy(self) -> str:
-        """What else used the machine just before the run was started; empty when nothing did."""
-        before = self.provenance.get("before")
-        return _text(before.get("busy")) if isinstance(before, dict) else ""
+        """Who else used the machine just before the run was started; empty when nobody did."""
+        return _text(as_table(self.provenance.get("before")).get("busy"))
 
 
 def read_run(log_path: Path) -> Run:
@@ -204,9 +232,8 @@ def read_run(log_path: Path) -> Run:
 
 
 def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
-    point = run_json.get("point")
     status = read_json(log.path.parent / "status.json")
-    run = Run(log, point if isinstance(point, dict) else {}, run_json, status)
+    run = Run(log, as_table(run_json.get("point")), run_json, status)
     if run.busy:
         log.notes.append(f"the machine was busy when the run began: {run.busy}")
     return run
@@ -219,27 +246,19 @@ def read_values(path: Path) -> Log:
         LogError: the file is missing, or is not one of ours.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise LogError(f"{path}: is not a JSON object")
-    numbers = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+        values = read_given_json(path)
+    except ConfigError as error:
+        raise LogError(str(error)) from None
+    numbers = {name: _figure(value, "Float64") for name, value in values.items()}
     record = Iteration(1, tflops=numbers.get("tflops"))
-    if "iteration_ms" in numbers:
-        record.iteration_s = numbers["iteration_ms"] / 1000
+    if (iteration_ms := numbers.get("iteration_ms")) is not None:
+        record.iteration_s = iteration_ms / 1000
     for phase in PHASES:
         setattr(record, f"{phase}_ms", numbers.get(f"{phase}_ms"))
     for side in ("host", "device"):
-        if f"{side}_memory_bytes" in numbers:
-            setattr(record, f"{side}_memory_gib", numbers[f"{side}_memory_bytes"] / GIB)
-    parameters, ranks = (numbers.get(name) for name in ("parameters", "num_ranks"))
+        if memory := numbers.get(f"{side}_memory_bytes"):
+            setattr(record, f"{side}_memory_gib", memory / GIB)
+    parameters, ranks = (values.get(name) for name in ("parameters", "num_ranks"))
     timed = any(record.phase_ms(name) is not None for name in ("iteration", *PHASES))
     return Log(
         path=path,
@@ -260,22 +279,19 @@ def find_logs(path: Path) -> list[Path]:
     Raises:
         LogError: there is no such path.
     """
-    if path.is_dir():
-        return list(_logs_below(path))
     if not path.exists():
         raise LogError(f"{path}: no such file or folder")
-    return [path]
-
-
-def _logs_below(folder: Path) -> Iterator[Path]:
-    if (folder / SWEEP_FILE).is_file():
-        yield from (path for _, path in _sweep_entries(folder) if path.is_file())
-        return
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            yield from _logs_below(path)
-        elif path.suffix == ".log" and path.is_file():
-            yield path
+    if not path.is_dir():
+        return [path]
+    if (path / SWEEP_FILE).is_file():
+        return [log for _, log in _sweep_entries(path) if log.is_file()]
+    found = []
+    for below in sorted(path.iterdir()):
+        if below.is_dir() and not below.is_symlink():
+            found += find_logs(below)
+        elif below.suffix == ".log" and below.is_file():
+            found.append(below)
+    return found
 
 
 def _sweep_entries(folder: Path) -> list[tuple[dict[str, Any], Path]]:
@@ -314,7 +330,7 @@ def read_sweep(folder: Path) -> list[Run]:
 def _flat(point: Mapping[str, Any]) -> dict[str, Any]:
     """A point of ``run.json`` as plain fields, those of its model as ``model.NAME``."""
     model = point.get("model")
-    of_model = model if isinstance(model, dict) else {"name": model}
+    of_model = as_table(model) or {"name": model}
     found = {key: value for key, value in point.items() if key != "model"}
     found |= {f"model.{key}": value for key, value in of_model.items() if key != "name"}
     found["model"] = of_model.get("name")
@@ -332,6 +348,14 @@ def _accumulation(settings: Mapping[str, Any]) -> int | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _figure(value: object, kind: str) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if kind == "Float64":
+        return float(value)
+    return int(value) if value == int(value) and abs(value) < 2**63 else None
 
 
 # Names of runs that are read together
@@ -359,16 +383,9 @@ def label_runs(runs: Sequence[Run]) -> Study:
     of_case = [name for name in varying if name not in free_by_gate(study)]
     own = _own_names(points)
     seen: set[tuple[str, str, int]] = set()
-    lengths: dict[str, set[int]] = {}
-    for run, point in zip(runs, points, strict=True):
-        run.case = namer.case(point, of_case)
-        if not run.point and "iterations" in run.settings:
-            lengths.setdefault(run.case, set()).add(run.settings["iterations"])
     for run, point, given in zip(runs, points, own, strict=True):
+        run.case = namer.case(point, of_case)
         run.name = given or namer.name(point, varying)
-        if not run.point and len(lengths.get(run.case, ())) > 1:
-            length = f"{run.settings.get('iterations', 'no')} iterations"
-            run.case, run.name = f"{run.case}, {length}", f"{run.name} {length}"
         number = run.repeat or 1
         while (run.name, run.source, number) in seen:
             number += 1
@@ -422,6 +439,8 @@ class PointRuns:
     runs: list[Run]
     label: str
     """Name of the point, unique among those grouped together."""
+    identity: str
+    """Settings and engine: all that repeats have in common, their length aside."""
 
     @property
     def engine(self) -> str | None:
@@ -435,12 +454,12 @@ class PointRuns:
 
     @cached_property
     def key(self) -> str:
-        """What must agree for two points to compute the same."""
+        """Fields that must agree for two points to compute the same."""
         return _point_key(self.runs[0])
 
     @cached_property
     def preferred(self) -> list[object]:
-        """What two points should agree in for their times to be comparable."""
+        """Values that should agree for the times of two points to be comparable."""
         names = [name for name, row in self.study.all_fields.items() if row.in_pairs == "prefer"]
         return [self.runs[0].settings.get(name) for name in names]
 
@@ -461,15 +480,15 @@ class PointRuns:
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, object], list[Run]] = {}
     for run in runs:
         values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
-        identity = [_point_key(run), run.engine, values, run.settings.get("iterations")]
-        groups.setdefault(json.dumps(identity), []).append(run)
+        identity = json.dumps([_point_key(run), run.engine, values])
+        groups.setdefault((identity, run.settings.get("iterations")), []).append(run)
     names = [_point_name(members) for members in groups.values()]
     return [
-        PointRuns(members, name if names.count(name) == 1 else members[0].label)
-        for members, name in zip(groups.values(), names, strict=True)
+        PointRuns(members, name if names.count(name) == 1 else members[0].label, identity)
+        for ((identity, _), members), name in zip(groups.items(), names, strict=True)
     ]
 
 

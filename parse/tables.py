@@ -6,23 +6,20 @@ belongs there.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from configs.files import write_text
+from configs.files import read_json, write_text
 from configs.naming import Namer
 from configs.study import Study
-from parse.monitor import SAMPLE_COLUMNS
 from parse.records import LogError, after_warmup, as_number
-from parse.run import GIB, Run, group_points
+from parse.run import GIB, SAMPLE_COLUMNS, Run, group_points
 
 Rows = Sequence[Mapping[str, Any]]
 Types = Mapping[str, str]
@@ -31,12 +28,12 @@ Types = Mapping[str, str]
 STUDY_FILE = "study.json"
 _LARGEST = 2**63 - 1
 _FORMULA = re.compile(r"'*[-=+@\t\r]")
-"""What a spreadsheet takes for a formula, or would be taken for the guard of one."""
+"""A text that a spreadsheet takes for a formula, or that looks like a guarded one."""
 _TIMERS = (
     *("iteration", "forward", "backward", "backward_inner", "backward_allreduce"),
     *("update", "optimizer_step"),
 )
-"""What DeepSpeed's timers print, whichever of them the study calls a phase."""
+"""Times that DeepSpeed's timers print, whichever of them the study calls a phase."""
 _KINDS = {"int": "Int64", "bool": "Int64", "float": "Float64", "str": "string"}
 _EVALUATION = {"validation_loss": "loss", "validation_perplexity": "perplexity"}
 """Columns of an evaluation on the validation split, and their names in ``metrics.jsonl``."""
@@ -57,7 +54,7 @@ def engine_fields(study: Study) -> list[str]:
 
 
 def _time_names(study: Study) -> tuple[str, ...]:
-    return (*_TIMERS, *(name for name in study.phases if name not in _TIMERS))
+    return tuple(dict.fromkeys((*_TIMERS, *study.phases)))
 
 
 def _strings(*names: str) -> dict[str, str]:
@@ -113,7 +110,7 @@ def run_columns(study: Study) -> dict[str, str]:
 
 
 _RUN_COLUMNS_OF_ALL = _strings("path", "label", "case", "engine")
-"""What other tables say of the run a row is of."""
+"""Columns by which other tables name the run that a row belongs to."""
 _NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
 _OTHER_COLUMNS = {
     "memory": {
@@ -162,24 +159,24 @@ def write_tables(
         The CSV files; each has a Parquet file of its stem beside it.
 
     Raises:
-        LogError: a file of that name is not one of ours, or the folder cannot be written.
+        LogError: the folder holds tables of somebody else, or cannot be written.
     """
     study = runs[0].study
     varying = Namer(study).varying([run.fields for run in runs])
     of_model = [name for name in varying if name.startswith("model.")]
     points = {id(run): group.label for group in group_points(runs) for run in group.runs}
-    row_makers: dict[str, Callable[[Run], Iterable[dict[str, Any]]]] = {
+    row_makers: dict[str, Callable[[Run], Iterable[Mapping[str, Any]]]] = {
         "runs": lambda run: [
             {name: run.fields.get(name) for name in of_model}
             | run_row(run, warmup)
             | {"point": points[id(run)]}
         ],
         "iterations": lambda run: _iteration_rows(run, warmup),
-        "memory": lambda run: map(asdict, run.log.memory),
-        "throughput": lambda run: map(asdict, run.log.throughput),
-        "profile": lambda run: map(asdict, run.log.profile),
-        "rejects": lambda run: [{**vars(r), "line": r.line_number} for r in run.log.rejects],
-        "monitor": _sample_rows,
+        "memory": lambda run: run.log.memory,
+        "throughput": lambda run: run.log.throughput,
+        "profile": lambda run: run.log.profile,
+        "rejects": lambda run: [reject._asdict() for reject in run.log.rejects],
+        "monitor": lambda run: run.samples,
     }
     columns = {
         "runs": run_columns(study) | _strings(*of_model),
@@ -188,9 +185,8 @@ def write_tables(
     }
     written = []
     with writing(out):
-        for name in row_makers:
-            check_ours(out / f"{name}.csv", "path")
-        check_our_json(out / STUDY_FILE, "engines")
+        _refuse_foreign_tables(out, (*row_makers, "comparisons"))
+        write_text(out / STUDY_FILE, study.as_json() + "\n")
         for name, rows_of in row_makers.items():
             path = out / f"{name}.csv"
             rows = [{**row, **_of_run(run, base)} for run in runs for row in rows_of(run)]
@@ -200,8 +196,17 @@ def write_tables(
             else:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".parquet").unlink(missing_ok=True)
-        write_text(out / STUDY_FILE, study.as_json() + "\n")
     return written
+
+
+def _refuse_foreign_tables(out: Path, names: Sequence[str]) -> None:
+    """Refuse to replace tables in a folder that has no study of ours beside them."""
+    if "engines" in read_json(out / STUDY_FILE):
+        return
+    ours = [STUDY_FILE, *(f"{name}{suffix}" for name in names for suffix in (".csv", ".parquet"))]
+    for name in ours:
+        if (out / name).exists():
+            raise LogError(f"{out / name}: not a file of this parser; choose another folder")
 
 
 def _of_run(run: Run, base: Path | None) -> dict[str, Any]:
@@ -251,7 +256,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
 
 
 def _usage(run: Run) -> dict[str, float | None]:
-    """What a run took of its machine, by DeepSpeed's throughput lines and the monitor's samples.
+    """Return what a run took of its machine, by DeepSpeed's lines and the monitor's samples.
 
     ``running_samples_per_s`` is of the last throughput line, ``allocated_gib`` and
     ``max_allocated_gib`` the largest of all (of a rank's device; on a CPU the rank's resident
@@ -259,21 +264,20 @@ def _usage(run: Run) -> dict[str, float | None]:
     once where that was looked at; ``gpu_peak_gib`` of the fullest GPU; ``gpu_util_percent`` the
     mean while the run held memory there.
     """
-    samples = [sample for _, found, _ in run.monitored for sample in found]
 
     def peak_gib(*columns: str) -> float | None:
         for column in columns:
-            if found := [v for sample in samples if (v := sample[column]) is not None]:
+            if found := [v for sample in run.samples if (v := sample[column]) is not None]:
                 return max(found) / GIB if max(found) > 0 else None
         return None
 
     lines = run.log.throughput
-    busy = [s["gpu_util_percent"] for s in samples if s["gpu_memory_run_bytes"] != 0]
+    busy = [s["gpu_util_percent"] for s in run.samples if s["gpu_memory_run_bytes"] != 0]
     known = [share for share in busy if share is not None]
     return {
-        "running_samples_per_s": lines[-1].running_samples_per_s if lines else None,
-        "allocated_gib": max((line.allocated_gib for line in lines), default=None),
-        "max_allocated_gib": max((line.max_allocated_gib for line in lines), default=None),
+        "running_samples_per_s": lines[-1]["running_samples_per_s"] if lines else None,
+        "allocated_gib": max((line["allocated_gib"] for line in lines), default=None),
+        "max_allocated_gib": max((line["max_allocated_gib"] for line in lines), default=None),
         "host_peak_gib": peak_gib("host_pss_bytes", "host_used_bytes"),
         "gpu_peak_gib": peak_gib("gpu_memory_run_bytes", "gpu_memory_used_bytes"),
         "gpu_util_percent": fmean(known) if known else None,
@@ -284,8 +288,8 @@ def _evaluations(run: Run) -> dict[int, dict[str, float]]:
     """Cells of ``validation_*`` by the iteration that was evaluated after."""
     found = {}
     for event in run.log.metrics.evaluations if run.log.metrics else []:
-        cells = {column: event.get(name) for column, name in _EVALUATION.items()}
-        known = {c: float(v) for c, v in cells.items() if isinstance(v, int | float)}
+        cells = {column: as_number(event.get(name)) for column, name in _EVALUATION.items()}
+        known = {column: value for column, value in cells.items() if value is not None}
         found[event.get("iteration", 0)] = known
     return found
 
@@ -304,18 +308,11 @@ def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
         yield {
             **same,
             **vars(record),
-            **{f"{name}_ms": run.phase_ms(record, name) for name in _time_names(run.study)},
+            **{f"{name}_ms": record.phase_ms(name) for name in _time_names(run.study)},
             "loss": None if loss is None else repr(loss),
             "warmup": int(position < skipped),
             **evaluated.get(record.iteration, {}),
         }
-
-
-def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
-    for path, samples, damaged in run.monitored:
-        if damaged:
-            run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
-        yield from samples
 
 
 # Files
@@ -323,13 +320,13 @@ def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make a folder; what cannot be written in it is a LogError."""
+    """Make a folder; what cannot be read or written in it is a LogError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         where = error.filename or folder
-        raise LogError(f"{where}: cannot be written: {error.strerror}") from None
+        raise LogError(f"{where}: cannot be read or written: {error.strerror}") from None
 
 
 def write_table(path: Path, rows: Rows, types: Types) -> None:
@@ -361,54 +358,12 @@ def write_table(path: Path, rows: Rows, types: Types) -> None:
     write_text(path, table.to_csv(index=False, lineterminator="\n"))
 
 
-def check_ours(path: Path, first_column: str) -> None:
-    """Refuse to replace a file that is not a table of ours, which begins with ``first_column``.
-
-    Raises:
-        LogError: ``path``, a CSV, or the Parquet file beside it is not one of ours.
-    """
-    beside, head = path.with_suffix(".parquet"), f"{first_column},".encode()
-    ours = not path.exists() or path.read_bytes()[: len(head)] == head
-    if ours and beside.exists():
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            ours, path = pq.read_schema(beside).names[:1] == [first_column], beside
-        except pa.ArrowInvalid:
-            ours, path = False, beside
-    if not ours:
-        raise LogError(f"{path}: not a table of this parser; choose another folder")
-
-
-def check_our_json(path: Path, key: str) -> None:
-    """Refuse to replace a JSON file that is not one of ours: an object that has this key.
-
-    Raises:
-        LogError: ``path`` is not one of ours.
-    """
-    try:
-        ours = key in json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (ValueError, TypeError):
-        ours = False
-    if not ours:
-        raise LogError(f"{path}: not a file of this parser; choose another folder")
-
-
 def guard(cell: str) -> str:
     """Return a text that no spreadsheet takes for a formula: with an apostrophe in front.
 
     Numbers stay as they are, those in a column of texts too.
     """
-    if not _FORMULA.match(cell):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
+    return f"'{cell}" if _FORMULA.match(cell) and as_number(cell) is None else cell
 
 
 def _cell(value: object, kind: str) -> str | float | None:

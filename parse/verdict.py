@@ -1,18 +1,27 @@
-"""Whether a loss means training, and whether two runs train alike. Standard library alone.
+"""Judges if a loss means training, and if two runs train alike. Standard library alone.
 
-No speed-up is worth printing before these words allow it.
+No speed-up is worth printing before these words allow it. :func:`compare` sets two logs side by
+side, as ``quick-parse-results.py`` prints them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
-from parse.records import Iteration, Log, as_number
+from configs.files import printable
+from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
+MINIMUM_TIMED = 2
+"""Iterations after the warm-up below which no speed-up is worth stating."""
+ON_CPU = "measured on a CPU"
+"""Why a CPU's figures never make a speed-up."""
+TIMED = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
+_SHOWN_REJECTS = 5
 FROZEN_ITERATIONS = 3
 """A loss that stands still over at least so many last iterations is frozen."""
 LN_VOCABULARY_TOLERANCE = 5e-5
@@ -32,7 +41,7 @@ _NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 
 @dataclass(frozen=True)
 class LossVerdict:
-    """What a loss says of its training; an empty word when the log holds no loss.
+    """The verdict on a loss; an empty word when the log holds none.
 
     ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
     than :data:`DIVERGED_RISE` above its start) are failures, and so is ``skipped``: the loss scaler
@@ -58,7 +67,7 @@ class LossVerdict:
 
     @property
     def failed(self) -> bool:
-        """Whether the run counts as failed."""
+        """True where the run counts as failed."""
         return self.word in FAILED
 
     @property
@@ -138,33 +147,29 @@ class PairVerdict:
     num_losses: int = 0
     """Iterations whose losses were compared."""
     exact: bool = False
-    """Whether full-precision figures were compared, rather than printed digits."""
+    """True where full-precision figures were compared, rather than printed digits."""
     num_grad_norms: int = 0
     digests: tuple[str, ...] = ()
     """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
-    first_difference: int | None = None
-    """First iteration whose losses differ at all."""
     from_iteration: int | None = None
     """First iteration beyond the tolerance."""
-    largest_difference: float | None = None
+    largest_difference: float = 0.0
     """Largest absolute difference of two losses; infinite when one of them is NaN."""
     largest_at: int | None = None
-    largest_norm_difference: float | None = None
+    largest_norm_difference: float = 0.0
     """Largest relative difference of two gradient norms."""
     state_differs: tuple[str, ...] = ()
     """Digests that differ."""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def judged_on(self) -> str:
-        """What was compared, as a person reads it."""
+        """All that was compared, as a person reads it."""
         losses = f"{self.num_losses} losses"
         if not self.exact:
             return f"{losses} as printed"
-        parts = [losses] + (
-            [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
-        )
-        return ", ".join([*parts, " and ".join(self.digests)] if self.digests else parts)
+        norms = [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
+        state = [" and ".join(self.digests)] if self.digests else []
+        return ", ".join([losses, *norms, *state])
 
     @property
     def text(self) -> str:
@@ -175,15 +180,14 @@ class PairVerdict:
             return "not compared"
         if self.word == "differs" and self.from_iteration is None:
             return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
-        detail = (
-            f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"
-        )
-        if self.word == "close":
-            if not self.largest_difference:
-                norm = _short(self.largest_norm_difference)
-                detail = f"losses equal, gradient norms differ by up to {norm} of their size"
-            return f"close ({self.num_losses} losses, {detail})"
-        return f"differs from iteration {self.from_iteration} ({self.num_losses} losses, {detail})"
+        detail = f"largest difference {self.largest_difference:.3g} at iteration {self.largest_at}"
+        if self.word == "differs":
+            start = f"differs from iteration {self.from_iteration}"
+            return f"{start} ({self.num_losses} losses, {detail})"
+        if not self.largest_difference:
+            norm = f"{self.largest_norm_difference:.3g}"
+            detail = f"losses equal, gradient norms differ by up to {norm} of their size"
+        return f"close ({self.num_losses} losses, {detail})"
 
 
 def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) -> PairVerdict:
@@ -206,38 +210,29 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
     digests, unequal = _digests(first, second) if exact else ((), ())
     largest_at, largest = max(differences, key=lambda item: item[1])
     worst_norm = max(norms, default=0.0)
-    unequal_from = next((i for i, d in differences if d > 0), None)
     beyond = next((i for i, d in differences if d > tolerance), None)
     same_figures = largest == 0 and worst_norm == 0
     if same_figures and not unequal:
         word = "equal"
-    elif same_figures or beyond is not None:
-        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
-        word = "differs"
     else:
-        word = "close"
-    lengths = len(first.iterations), len(second.iterations)
-    note = (
-        f"{lengths[0]} and {lengths[1]} iterations; the {len(pairs)} that both have were compared"
-    )
+        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
+        word = "differs" if same_figures or beyond is not None else "close"
     return PairVerdict(
         word,
         len(pairs),
         exact,
         len(norms),
         digests,
-        unequal_from,
-        beyond,
-        largest,
-        largest_at,
-        worst_norm if norms else None,
-        unequal,
-        () if lengths == (len(pairs),) * 2 else (note,),
+        from_iteration=beyond,
+        largest_difference=largest,
+        largest_at=largest_at,
+        largest_norm_difference=worst_norm,
+        state_differs=unequal,
     )
 
 
 def both_exact(first: Log, second: Log) -> bool:
-    """Whether both runs have a full-precision loss of every iteration."""
+    """Return True where both runs have a full-precision loss of every iteration."""
     files = {log.metrics.path.resolve() for log in (first, second) if log.metrics}
     if len(files) == 1 and first.path != second.path:
         # Two logs moved into one folder share its file, which says nothing of one of them.
@@ -259,25 +254,23 @@ def in_common(
 
 
 def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
-    """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
+    """Return iteration and both losses, where both runs have one; as printed unless ``exact``."""
     return in_common(first, second, lambda r: r.exact_loss if exact else r.loss)
 
 
 def difference(a: float, b: float) -> float:
-    """Absolute difference; infinite where just one of them is finite, 0 where both are NaN."""
+    """Return the distance; infinite where just one is finite, 0 where both are NaN."""
     if math.isfinite(a) and math.isfinite(b):
         return abs(a - b)
     return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
 
 
 def _norm_differences(first: Log, second: Log) -> list[float]:
+    """Relative differences, of the norms in ``metrics.jsonl`` alone."""
     found = []
-    sides = [log.metrics.iterations if log.metrics else {} for log in (first, second)]
-    for iteration in (number for number in sides[0] if number in sides[1]):
-        a, b = (as_number(side[iteration].get("grad_norm")) for side in sides)
-        if a is not None and b is not None:
-            scale = max(abs(a), abs(b))
-            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
+    for _, a, b in in_common(first, second, lambda r: as_number(r.event.get("grad_norm"))):
+        scale = max(abs(a), abs(b))
+        found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
     return found
 
 
@@ -292,5 +285,150 @@ def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]
     return compared, tuple(name for name in compared if len(set(found[name])) > 1)
 
 
-def _short(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
+# Two logs side by side
+
+
+def compare(
+    reference: Log,
+    ours: Log,
+    warmup: int = 1,
+    tolerance: float = DEFAULT_TOLERANCE,
+    keys: tuple[str, str] = ("reference", "ours"),
+) -> dict[str, Any]:
+    """Compare two logs on their own, without what a run folder says of them.
+
+    Args:
+        reference: What it is held against.
+        ours: The run whose speed-up is asked for.
+        warmup: First iterations to leave out of times (not of losses).
+        tolerance: Largest absolute difference of two losses that allows a speed-up.
+        keys: Of the two sides in the object; reasons call them so.
+
+    Returns:
+        An object for JSON, with both sides by their keys. A time, loss or ratio that is missing,
+        and a loss that is not finite, is None. Times are in s under ``iterations``, in ms
+        elsewhere; ``speedup`` is the ratio of the median iterations, None when it is withheld.
+    """
+    logs = dict(zip(keys, (reference, ours), strict=True))
+    losses = {key: judge_log(log) for key, log in logs.items()}
+    pair = judge_pair(reference, ours, tolerance)
+    times = {key: {phase: _times(log, phase, warmup) for phase in TIMED}
+             for key, log in logs.items()}  # fmt: skip
+    means, medians = (
+        {key: {phase: of(ms) if ms else None for phase, ms in own.items()}
+         for key, own in times.items()}
+        for of in (fmean, median)
+    )  # fmt: skip
+    counts = {key: {phase: len(ms) for phase, ms in own.items()} for key, own in times.items()}
+    reasons = loss_reasons(tuple(key.replace("_", "-") for key in keys), tuple(losses.values()))
+    if pair.word not in ("equal", "close"):
+        reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
+    reasons += timing_reasons([own["iteration"] for own in counts.values()], warmup)
+    reasons += [ON_CPU] if reference.on_cpu or ours.on_cpu else []
+    ratios = _ratios(medians)
+    return {
+        "iterations": {k: [r.iteration_s for r in log.iterations] for k, log in logs.items()},
+        "losses": {k: [_finite(r.best_loss) for r in log.iterations] for k, log in logs.items()},
+        "verdict": {key: loss.word for key, loss in losses.items()} | {"pair": pair.word},
+        "verdict_detail": {key: _loss_detail(loss) for key, loss in losses.items()}
+        | {
+            "pair": {
+                "text": pair.text,
+                "judged_on": pair.judged_on,
+                "exact": pair.exact,
+                "compared_iterations": pair.num_losses,
+                "from_iteration": pair.from_iteration,
+                "largest_difference": _finite(pair.largest_difference),
+                "largest_difference_iteration": pair.largest_at,
+                "state_differs": list(pair.state_differs),
+            },
+        },
+        "ratio": _ratios(means),
+        "ratio_of_medians": ratios,
+        "mean_ms": means,
+        "median_ms": medians,
+        "timed_iterations": counts,
+        "speedup": None if reasons else ratios["iteration"],
+        "speedup_withheld": "; ".join(reasons) or None,
+        "warmup": warmup,
+        "tolerance": tolerance,
+        "notes": _notes(logs, pair.num_losses),
+    }
+
+
+def loss_reasons(names: tuple[str, ...], verdicts: tuple[LossVerdict, ...]) -> list[str]:
+    """Return why the losses of runs allow no speed-up, if they do not."""
+    return [
+        f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
+        for name, verdict in zip(names, verdicts, strict=True)
+        if verdict.failed or not verdict.word
+    ]
+
+
+def timing_reasons(timed: list[int], warmup: int) -> list[str]:
+    """Return why so many timed iterations of runs allow no speed-up, if they do not."""
+    if min(timed) >= MINIMUM_TIMED:
+        return []
+    return [
+        f"{min(timed)} timed iterations after a warm-up of {warmup}, "
+        f"at least {MINIMUM_TIMED} are needed"
+    ]
+
+
+def reject_lines(log: Log) -> list[str]:
+    """Return all lines of a log that were left out: ``FILE:LINE: reason: text``."""
+    path = printable(str(log.path))
+    return [f"{path}:{r.line}: {r.reason}: {r.text}".removesuffix(": ") for r in log.rejects]
+
+
+def log_notes(log: Log) -> list[str]:
+    """Return the notes of one log, its first rejects included."""
+    notes = list(log.notes)
+    if log.ends_mid_line:
+        notes.append(
+            f"the log ends in the middle of a line; its {len(log.iterations)} complete iterations "
+            "are used"
+        )
+    notes += [f"line {r.line} left out: {r.reason}" for r in log.rejects[:_SHOWN_REJECTS]]
+    more = len(log.rejects) - _SHOWN_REJECTS
+    return [*notes, f"and {more} more lines left out"] if more > 0 else notes
+
+
+def _notes(logs: dict[str, Log], compared: int) -> list[str]:
+    """Say what qualifies the figures: common iterations, lines left out, a log that was cut."""
+    lengths = [len(log.iterations) for log in logs.values()]
+    notes = []
+    if lengths != [compared, compared]:
+        both = f"{lengths[0]} and {lengths[1]} iterations"
+        notes.append(f"{both}; the {compared} that both have were compared")
+    if any(log.on_cpu for log in logs.values()):
+        notes.append("the model ran on a CPU: times there say nothing about a GPU")
+    for name, log in zip((next(iter(logs)), "ours"), logs.values(), strict=True):
+        notes += [f"{name}: {note}" for note in log_notes(log)]
+    return notes
+
+
+def _loss_detail(loss: LossVerdict) -> dict[str, Any]:
+    return {
+        "text": loss.text,
+        "from_iteration": loss.from_iteration,
+        "frozen_at": loss.at,
+        "frozen_at_name": loss.at_name,
+    }
+
+
+def _times(log: Log, phase: str, warmup: int) -> list[float]:
+    return finite([record.phase_ms(phase) for record in after_warmup(log.iterations, warmup)])
+
+
+def _ratios(times_ms: dict[str, dict[str, float | None]]) -> dict[str, float | None]:
+    """How many times faster ours is than the reference, by phase."""
+    theirs, ours = times_ms.values()
+    return {
+        phase: above / below if above is not None and (below := ours[phase]) else None
+        for phase, above in theirs.items()
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

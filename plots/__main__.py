@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = figures(study)
     if args.list:
         for name, figure in known.items():
-            say(f"{name:20} {figure.row.title}\n{'':20}   needs {figure.needs}")
+            say(f"{name:20} {figure.row.title}")
         return 0
     if args.tables is None or args.out is None:
         raise ConfigError("give TABLES_DIR and --out FIGURES_DIR, or --list")

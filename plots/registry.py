@@ -1,18 +1,17 @@
-"""The kinds of figures that a study may declare: what each needs, and how it is drawn."""
+"""The kinds of figures that a study may declare, and how each is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots.bars import draw_breakdown, draw_models, draw_rates
+from plots.bars import draw_breakdown, draw_models, draw_results
 from plots.lines import draw_swept
-from plots.results import draw_results, draw_tradeoff
+from plots.scatter import draw_tradeoff
 from plots.tables import PlotError, Tables
 from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
@@ -22,8 +21,6 @@ _PARAMETERS = ("x", "y", "label")
 class Kind(NamedTuple):
     """One way to draw."""
 
-    needs: str
-    """Tables and columns without which it cannot be drawn; ``{x}`` and ``{y}`` are the figure's."""
     draw: Callable[..., list[Figure]]
     """Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says
     that the tables hold nothing of it or, unless it was asked for, nothing worth it."""
@@ -38,35 +35,21 @@ class Drawing(NamedTuple):
     row: FigureRow
     kind: Kind
 
-    @property
-    def needs(self) -> str:
-        """Tables and columns without which it cannot be drawn."""
-        return self.kind.needs.format(x=self.row.x, y=" or ".join(self.row.y))
-
     def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
         """Draw its pages; see :class:`Kind`."""
         return self.kind.draw(tables, self.row, asked=asked)
 
 
 KINDS = {
-    "breakdown": Kind("runs: iteration_ms and the phases", draw_breakdown),
-    "loss": Kind("iterations: iteration, loss", draw_loss),
-    "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("label",)),
-    "ratios": Kind(
-        "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
-        partial(draw_swept, with_ratios=True), ("x", "y"), ("label",),
-    ),
-    "models": Kind("runs: model; iteration_ms; update_rate for the throughput", draw_models),
-    "rates": Kind("runs: {x}; {y}", draw_rates, ("x", "y")),
-    "memory": Kind(
-        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", draw_memory
-    ),
-    "results": Kind("runs: {y}", draw_results, ("y",)),
-    "tradeoff": Kind("runs: {y}", draw_tradeoff, ("y",)),
-    "utilisation": Kind(
-        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", draw_utilisation
-    ),
-}  # fmt: skip
+    "breakdown": Kind(draw_breakdown),
+    "loss": Kind(draw_loss),
+    "swept": Kind(draw_swept, ("x", "y"), ("label",)),
+    "models": Kind(draw_models),
+    "memory": Kind(draw_memory),
+    "results": Kind(draw_results, ("y",)),
+    "tradeoff": Kind(draw_tradeoff, ("y",)),
+    "utilisation": Kind(draw_utilisation),
+}
 
 
 def figures(study: Study) -> dict[str, Drawing]:

@@ -1,4 +1,4 @@
-"""How engines, phases and sources are drawn: as the study says, the rest from lists of our own.
+"""Looks of engines, phases and sources: as the study says, the rest from lists of our own.
 
 Colours stay apart for colour-blind readers; hatches, dashes and markers carry the same distinction
 on grey paper.
@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from matplotlib.colors import to_rgb
-
 from configs.naming import Fields, Namer
 from configs.study import Phase, Study, Style
 from plots.tables import MEASURED, PUBLISHED, SIMULATED
@@ -24,7 +22,7 @@ STYLE_FILE = Path(__file__).resolve().parent / "paper.mplstyle"
 
 @dataclass(frozen=True)
 class SourceStyle:
-    """What sets numbers apart that were not measured here."""
+    """Marks of numbers that were not measured here."""
 
     hollow: bool
     """Markers and bars without a fill."""
@@ -53,7 +51,7 @@ _CHOICES = {
         *("", "///", "\\\\\\", "xxx", "...", "--", "oo", "||", "++", "**", "OO", "//--", "xx||"),
     ),
 }
-"""What engines take in turn whose rows leave it open, and markers and hatches for the values of
+"""Taken in turn by engines whose rows leave it open; markers and hatches also by the values of
 their own fields; markers all have an inside to fill."""
 _UNKNOWN = Style(
     colour="#000000", dash=(0, (1, 2)), marker="h", width=1.4, marker_size=4, hatch="++"
@@ -84,7 +82,7 @@ class Look:
 
     @property
     def alone(self) -> Style:
-        """Where each point is a result of its own.
+        """Return the style of a point that is a result of its own.
 
         The reference's markers are the largest, and its line the widest, so that an engine that is
         as fast does not hide it.
@@ -164,9 +162,3 @@ def _unused(name: str, styles: Iterable[Style], also: Set[str]) -> itertools.cyc
 def phase_styles(study: Study) -> Mapping[str, Phase]:
     """Phases in the order they run, and last what none of them covers."""
     return {**study.phases, REST: _REST_PHASE}
-
-
-def ink(colour: str) -> str:
-    """Black, or white on a dark colour."""
-    red, green, blue = to_rgb(colour)
-    return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.4 else "white"

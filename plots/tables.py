@@ -15,23 +15,23 @@ from configs.fields import shaped_links
 from configs.study import Study, default_study, study_from
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
-"""Where a number comes from: column ``source``, which is ``measured`` where a table lacks it."""
+"""Origins of a number: column ``source``, which is ``measured`` where a table lacks it."""
 STUDY_FILE = "study.json"
 """Beside the tables: the study that declares their fields, engines, phases and figures."""
 
 KEYS = ("path", "label", "case", "engine")
-"""What every table says of the run that a row is of."""
+"""Columns of every table: the run that a row is of."""
 _RUNS_NEED = (*KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
 _OPTIONAL = (
     *("status", "verdict", "source", "point", "parameters", "warmup", "iteration"),
     *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s"),
 )
-"""Columns that tables of an older parser, or of another program, may lack: empty there."""
+"""Columns that tables of another program may lack: empty there."""
 _TEXT = frozenset(
     (
         *(*KEYS, "reference_label", "status", "point", "point_key", "device", "hardware"),
-        *("verdict", "verdict_detail", "loss_first", "loss_last", "title", "phase", "equality"),
-        *("source", "speedup", "withheld", "paired", "run_id", "started"),
+        *("verdict", "verdict_detail", "loss_first", "loss_last", "title", "source", "run_id"),
+        *("started", "older", "busy"),
     )
 )
 
@@ -60,32 +60,22 @@ class Tables:
         Raises:
             PlotError: there is no such table, or it has no rows.
         """
-        return self._read("memory.csv", (*KEYS, "title"))
+        return self._read("memory.csv", (*KEYS, "title", "iteration"))
 
     @cached_property
     def monitor(self) -> pd.DataFrame:
         """``monitor.csv``: a row a sample and device; see :attr:`memory`."""
         return self._read("monitor.csv", (*KEYS, "time_s"))
 
-    @cached_property
-    def comparisons(self) -> pd.DataFrame:
-        """``comparisons.csv``: a row a pair of engines and a phase; see :attr:`memory`."""
-        needed = ("label", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
-        return self._read("comparisons.csv", needed, ("withheld", "source"))
-
-    def _read(self, name: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
-        table = _read(self.folder / name, self.study, needed, optional)
+    def _read(self, name: str, needed: Sequence[str]) -> pd.DataFrame:
+        table = _read(self.folder / name, self.study, needed)
         if table.empty:
             raise PlotError(f"{self.folder / name}: has no rows")
         return table
 
-    def provenance(self, paths: Iterable[str] | None = None) -> str:
-        """What every figure carries: that it was measured, and on what.
-
-        Args:
-            paths: Runs that the figure shows; all of them without it.
-        """
-        runs = self.runs if paths is None else self.runs[self.runs["path"].isin(set(paths))]
+    def provenance(self, paths: Iterable[str]) -> str:
+        """Say that the runs of a figure were measured and on what, or where they come from."""
+        runs = self.runs[self.runs["path"].isin(set(paths))]
         parts = []
         for source in SOURCES:
             rows = runs[runs["source"] == source]
@@ -102,7 +92,7 @@ class Tables:
 
 
 def study_of(folder: Path | None) -> Study:
-    """The study that lies beside tables, or the default one where none does.
+    """Return the study that lies beside tables, or the default one where none does.
 
     Raises:
         PlotError: the file is no study.
@@ -140,7 +130,7 @@ def read_tables(folder: Path, study: Study | None = None) -> Tables:
 def _read(
     path: Path, study: Study, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """A table with the columns that are needed, and those that it may lack empty."""
+    """Read a table with the columns that are needed, and those that it may lack empty."""
     try:
         # As text first: a loss of "nan" was measured, an empty cell was not.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -152,18 +142,18 @@ def _read(
     if missing:
         raise PlotError(f"{path}: column '{missing[0]}' is missing; make it with python -m parse")
     table = table.assign(**{name: "" for name in optional if name not in table})
-    known = table["loss"] != "" if "loss" in needed else None
-    fields = study.all_fields
-    for column in set(table.columns) - _TEXT:
-        row = fields.get(column)
+    if "loss" in needed:
+        table["loss_known"] = table["loss"] != ""
+    for column in set(table.columns) - _TEXT - {"loss_known"}:
+        row = study.all_fields.get(column)
         if column.startswith("model.") or (row and row.type == "str"):
             continue
         if row and row.type == "bool":
             table[column] = table[column].str.lower().replace({"true": "1", "false": "0"})
         table[column] = pd.to_numeric(table[column], errors="coerce")
-    if "source" in optional:
+    if "source" in table:
         table["source"] = table["source"].replace("", MEASURED)
-        strange = set(table["source"]) - set(SOURCES)
-        if strange:
-            raise PlotError(f"{path}: source '{min(strange)}' is none of {', '.join(SOURCES)}")
-    return table if known is None else table.assign(loss_known=known)
+        unknown = set(table["source"]) - set(SOURCES)
+        if unknown:
+            raise PlotError(f"{path}: source '{min(unknown)}' is none of {', '.join(SOURCES)}")
+    return table

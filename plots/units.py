@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from configs.study import Phase
+from configs.study import Study
 
 GIB = 2.0**30
 
@@ -22,22 +22,22 @@ class Scale:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something measured of every iteration."""
+    """Something that iterations or whole runs have."""
 
     column: str
-    """Of the observations; see :mod:`plots.observations`."""
+    """Name of the observations' column; see :mod:`plots.data`."""
     title: str
     scales: tuple[Scale, ...]
     """Smallest unit first; the largest that leaves numbers of 2 or more is taken."""
 
     def scale(self, values: Iterable[float]) -> Scale:
-        """The unit that fits the largest of some values."""
+        """Return the unit that fits the largest of some values."""
         largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
         fitting = [scale for scale in self.scales if largest >= 2 * scale.divisor]
         return fitting[-1] if fitting else self.scales[0]
 
     def label(self, scale: Scale, measured: bool = True) -> str:
-        """Text of an axis: ``median iteration time (ms)``, in several lines where it is long.
+        """Return an axis' text: ``median iteration time (ms)``, in several lines where long.
 
         Args:
             scale: Unit of the axis.
@@ -45,13 +45,14 @@ class Quantity:
         """
         title = f"median {self.title}" if measured else self.title
         if not scale.unit:
-            return title
+            return "\n".join(textwrap.wrap(title, 24))
         if len(title + scale.unit) <= 24:
             return f"{title} ({scale.unit})"
         return "\n".join([*textwrap.wrap(title, 18), f"({scale.unit})"])
 
 
 _TIME = (Scale("ms", 1.0), Scale("s", 1e3))
+_GIB = (Scale("GiB", 1.0),)
 ITERATION = Quantity("iteration_ms", "iteration time", _TIME)
 UPDATE_RATE = Quantity(
     "update_rate",
@@ -63,26 +64,25 @@ UPDATE_RATE = Quantity(
         Scale("billion parameters/s", 1e9),
     ),
 )
-TFLOPS = Quantity(
-    "tflops", "throughput of a device", (Scale("GFLOP/s", 1e-3), Scale("TFLOP/s", 1.0))
-)
-SAMPLES = Quantity("samples_per_s", "throughput", (Scale("samples/s", 1.0),))
 TOTAL = Quantity(
     "iteration_ms",
-    "iteration, 100 times",
+    "100 iterations",
     (Scale("ms", 0.01), Scale("s", 10.0), Scale("min", 600.0)),
 )
-_GIB = (Scale("GiB", 1.0),)
-_MEMORY = (
-    Quantity("max_allocated_gib", "peak of a rank's device, by DeepSpeed", _GIB),
-    Quantity("host_peak_gib", "peak host memory of the run", _GIB),
-    Quantity("gpu_peak_gib", "peak memory of the fullest GPU", _GIB),
-    Quantity("reserved_peak_gib", "peak address space of a rank", _GIB),
-)
-ONE = Scale("", 1.0)
-
 _KNOWN = {
-    quantity.column: quantity for quantity in (ITERATION, UPDATE_RATE, TFLOPS, SAMPLES, *_MEMORY)
+    known.column: known
+    for known in (
+        ITERATION,
+        UPDATE_RATE,
+        Quantity(
+            "tflops", "throughput of a device", (Scale("GFLOP/s", 1e-3), Scale("TFLOP/s", 1.0))
+        ),
+        Quantity("samples_per_s", "throughput", (Scale("samples/s", 1.0),)),
+        Quantity("max_allocated_gib", "peak of a rank's device, by DeepSpeed", _GIB),
+        Quantity("host_peak_gib", "peak host memory of the run", _GIB),
+        Quantity("gpu_peak_gib", "peak memory of the fullest GPU", _GIB),
+        Quantity("reserved_peak_gib", "peak address space of a rank", _GIB),
+    )
 }
 _ENDINGS = {
     "_ms": _TIME,
@@ -90,24 +90,25 @@ _ENDINGS = {
     "_per_s": (Scale("1/s", 1.0),),
     "_s": (Scale("s", 1.0),),
     "_percent": (Scale("%", 1.0),),
-    "_gib": (Scale("GiB", 1.0),),
+    "_gib": _GIB,
+    "_mib": (Scale("MiB", 1.0), Scale("GiB", 1024.0)),
     "_bytes": (Scale("bytes", 1.0), Scale("MiB", 2.0**20), Scale("GiB", GIB)),
 }
 """Units of columns that are not known by their names."""
 
 
-def quantity(column: str, phases: Mapping[str, Phase]) -> Quantity:
-    """What a column of the tables holds; its unit is the end of its name."""
+def quantity(column: str, study: Study) -> Quantity:
+    """Return what a column of the tables holds; its unit is the end of its name."""
     if column in _KNOWN:
         return _KNOWN[column]
     ending = next((ending for ending in _ENDINGS if column.endswith(ending)), "")
     stem = column.removesuffix(ending)
+    title = study.results.get(column, stem.replace("_", " "))
     if ending == "_ms":
-        title = phases[stem].title if stem in phases else stem.replace("_", " ")
-        return Quantity(column, f"{title} time", _TIME)
-    return Quantity(column, stem.replace("_", " "), _ENDINGS.get(ending, (ONE,)))
+        title = f"{study.phases[stem].title if stem in study.phases else title} time"
+    return Quantity(column, title, _ENDINGS.get(ending, (Scale("", 1.0),)))
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the point: no more than a figure can show."""
+    """Return three digits, or all before the point: no more than a figure can show."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

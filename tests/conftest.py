@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["hub", "processes", "web_site"]
@@ -12,6 +13,10 @@ pytest_plugins = ["hub", "processes", "web_site"]
 # The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ["PATH"]))
+
+# No example fails because the machine is busy.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Runs on one machine take turns; those of several test workers would wait for each other.
 LOCK = Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock"

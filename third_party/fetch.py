@@ -29,7 +29,7 @@ _OFFLINE = re.compile(
 
 
 class FetchError(RuntimeError):
-    """What went wrong, in words for the user."""
+    """A project cannot be had; the message says why in words for the user."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Version:
     licence: str
     why: str
     hint: str = ""
-    """What to do with it."""
+    """Advice on its use."""
     build: tuple[str, ...] = ()
     """Options of pip for those that have to be built; empty for the others."""
 

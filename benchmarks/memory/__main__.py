@@ -23,10 +23,11 @@ from typing import Any
 
 from benchmarks.process import SOURCE_FOLDER
 from configs.cli import Parser, run_command, say
-from deep_optimizer_states.predict.memory.architecture import Architecture, architecture_of
-from deep_optimizer_states.predict.memory.peaks import CPU_PROCESS_BYTES, MIB, peaks_of
-from deep_optimizer_states.predict.memory.setting import setting_of
-from launch.hosts.ranks import free_port
+from deep_optimizer_states.predict.huggingface import model_of_config
+from deep_optimizer_states.predict.memory import CPU_PROCESS_BYTES, MIB, peaks_of
+from deep_optimizer_states.predict.model import Model
+from deep_optimizer_states.predict.workload import workload_of_json
+from launch.hosts.launchers import free_port
 
 FOLDER = Path(__file__).parent
 MEASURED = FOLDER / "measured.jsonl"
@@ -191,8 +192,8 @@ class Row:
 
 
 @functools.cache
-def _architecture(name: str, sizes: str) -> Architecture:
-    return architecture_of(json.loads(sizes), name)
+def _model(name: str, sizes: str) -> Model:
+    return model_of_config(json.loads(sizes), name)
 
 
 def rows_of(name: str, path: Path) -> list[Row]:
@@ -202,15 +203,15 @@ def rows_of(name: str, path: Path) -> list[Row]:
         result = results.get(key_of(case))
         if result is None:
             continue
-        setting = setting_of(
+        workload = workload_of_json(
             ds_config_of(case),
-            _architecture(case["model"], json.dumps(case["sizes"])),
-            case["ranks"],
-            sequence=case["sequence"],
-            checkpointing=case["checkpointing"],
-            is_flash=case["attention"] == "sdpa",
+            _model(case["model"], json.dumps(case["sizes"])),
+            dp=case["ranks"],
+            sequence_length=case["sequence"],
+            activation_checkpointing=case["checkpointing"],
+            materialized_attention=case["attention"] != "sdpa",
         )
-        peaks = peaks_of(setting, has_gpu=False)
+        peaks = peaks_of(workload, has_gpu=False)
         measured = {phase: float(result[f"{phase}_bytes"]) for phase in PHASES}
         predicted = {
             phase: getattr(peaks, phase).host_bytes - CPU_PROCESS_BYTES for phase in PHASES

@@ -21,7 +21,7 @@ import torch
 import transformers
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-from deep_optimizer_states.predict.memory.architecture import LAYER_COUNTS, language_model
+from deep_optimizer_states.predict.huggingface import LAYER_COUNTS, language_model
 
 ITERATIONS = 2
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -44,9 +44,6 @@ def merge(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Files of the pipeline trainer are mapped, not read whole, so that the memory needed is that of
     the weights in the run's type. Those of DeepSpeed need the weights in fp32 beside.
 
-    Args:
-        checkpoint: of the pipeline trainer, or one that DeepSpeed saved.
-
     Returns:
         Weights in the run's type, by megatron-core's names for a model on one rank.
 
@@ -58,18 +55,17 @@ def merge(checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise ConfigError(f"the checkpoint is damaged: {damage}; take an earlier one")
     if any(name in checkpoint.files for name in _DEEPSPEED):
         return _of_deepspeed(checkpoint)
-    dtype = DTYPES[checkpoint.point["dtype"]]
+    point = checkpoint.point
     shards, axes = _collect(checkpoint)
-    num_shards = checkpoint.point["tp"]
     whole = {}
     for name, parts in shards.items():
         axis = axes[name]
-        if axis is not None and len(parts) != num_shards:
+        if axis is not None and len(parts) != point["tp"]:
             raise ConfigError(
-                f"{checkpoint.path}: {name} has {len(parts)} shards, and tp = {num_shards}; the "
+                f"{checkpoint.path}: {name} has {len(parts)} shards, and tp = {point['tp']}; the "
                 "checkpoint is not whole, take another one"
             )
-        ordered = [parts[index].to(dtype) for index in sorted(parts)]
+        ordered = [parts[index].to(DTYPES[point["dtype"]]) for index in sorted(parts)]
         whole[name] = ordered[0] if axis is None else torch.cat(ordered, dim=axis)
     return whole
 
@@ -77,7 +73,7 @@ def merge(checkpoint: Checkpoint) -> dict[str, Tensor]:
 def _collect(
     checkpoint: Checkpoint,
 ) -> tuple[dict[str, dict[int, Tensor]], dict[str, int | None]]:
-    """Master weights by name and tensor-parallel rank, and the axis along which each is split.
+    """Return master weights by name and tensor-parallel rank, and the axis each is split along.
 
     Replicas, tied embeddings and weights that are not split are in several files: all of these
     copies have to have the same bits.
@@ -85,14 +81,13 @@ def _collect(
     shards: dict[str, dict[int, Tensor]] = {}
     axes: dict[str, int | None] = {}
     num_ranks = math.prod(checkpoint.point[name] for name in ("tp", "pp", "dp"))
-    names = [file_name(rank) for rank in range(num_ranks)]
-    missing = [name for name in names if name not in checkpoint.files]
-    if missing:
-        raise ConfigError(
-            f"{checkpoint.path}: {missing[0]} is missing, of {num_ranks} ranks' files; give a "
-            "checkpoint of --trainer megatron-pipeline or of DeepSpeed"
-        )
-    for path in (checkpoint.path / name for name in names):
+    for file in map(file_name, range(num_ranks)):
+        path = checkpoint.path / file
+        if file not in checkpoint.files:
+            raise ConfigError(
+                f"{checkpoint.path}: {file} is missing, of {num_ranks} ranks' files; give a "
+                "checkpoint of --trainer megatron-pipeline or of DeepSpeed"
+            )
         state = read_shard(path, mmap=True)
         for name, weight in state["rank"]["optimizer"]["masters"].items():
             axis = axes.setdefault(name, state["split_along"][name])
@@ -150,11 +145,7 @@ def require_gpt2(model: Model) -> None:
 
 
 def gpt2_weights(weights: dict[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """Rename and reorder weights; rows that pad the vocabulary are left out.
-
-    Args:
-        weights: of the whole model, by megatron-core's names.
-        model: its sizes.
+    """Rename and reorder a whole model's weights; rows that pad the vocabulary are left out.
 
     Returns:
         Weights of ``GPT2LMHeadModel``, whose head is the embedding.
@@ -196,26 +187,18 @@ def gpt2_weights(weights: dict[str, Tensor], model: Model) -> dict[str, Tensor]:
 def by_kind(rows: Tensor, heads: int) -> Tensor:
     """Put all queries first, then all keys, then all values.
 
-    Args:
-        rows: (heads x 3 x head size, ...): megatron-core keeps each head's query, key and value
-            together, so that a shard of the rows is a number of whole heads.
-        heads: of the model.
-
-    Returns:
-        (3 x heads x head size, ...).
+    ``rows`` are (heads x 3 x head size, ...): megatron-core keeps each head's query, key and value
+    together, so that a shard of the rows is a number of whole heads.
     """
     size = rows.shape[0] // (3 * heads)
     return rows.view(heads, 3, size, -1).transpose(0, 1).reshape(rows.shape)
 
 
 def gpt2_config(model: Model, dtype: str, end_of_document: int | None) -> dict[str, Any]:
-    """Return what ``config.json`` says.
+    """Return what ``config.json`` says; ``dtype`` is in torch's words.
 
-    Args:
-        model: its sizes.
-        dtype: of the weights, in torch's words.
-        end_of_document: id of the token between documents, which also begins a text without
-            context; None where it is not known.
+    The token between documents also begins a text without context; its id is None where it is not
+    known.
     """
     return {
         "model_type": "gpt2",

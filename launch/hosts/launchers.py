@@ -1,13 +1,14 @@
-"""The command that starts a run's ranks: plain Python, torchrun, DeepSpeed's launcher or srun.
+"""The command and environment that start a run's ranks.
 
-Several machines are the launchers' own business. torchrun's nodes meet at ``--rdzv-endpoint``, and
-the user starts the others; DeepSpeed's launcher reads a hostfile; srun starts torchrun on every
-node of a Slurm job.
+On this machine that is plain Python or torchrun. Several machines are the launchers' own business:
+torchrun's nodes meet at ``--rdzv-endpoint``, and the user starts the others; DeepSpeed's launcher
+reads a hostfile; srun starts torchrun on every node of a Slurm job.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import atexit
+import contextlib
 import os
 import re
 import shlex
@@ -15,32 +16,133 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from random import SystemRandom
+from typing import Self
 
 from configs.errors import ConfigError
 from configs.files import ROOT, write_text
-from configs.schema import Point
+from deep_optimizer_states.core.host import usable_cores
 from launch.hosts import namespaces
-from launch.hosts.ranks import (
-    Program,
-    free_port,
-    node_environment,
-    ranks_command,
-    ranks_environment,
-)
 
 TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"
 KINDS = (TORCHRUN, DEEPSPEED, SRUN)
+TRAINER_MODULE = "launch.pretrain_gpt"
+EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
+"""Environment variable with the folder of DeepSpeed's compiled ops."""
 EXPORTED = (
     *("CUDA_", "DEEPSPEED_", "DOS_", "DS_", "FI_", "GLOO_", "KMP_", "LD_LIBRARY_PATH", "MKL_"),
     *("NCCL_", "OMP_", "PATH", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "UCX_", "WANDB_"),
 )
 """How the names of variables begin that DeepSpeed's launcher hands to ranks on other machines."""
-_HOST_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+_HOST_LINE = re.compile(r"(\S+)\s+slots=([1-9]\d*)")
 _ENDPOINT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+_PORTS = (10_000, 32_768)
+"""Where free ports are looked for: lower ones belong to services, higher ones to the kernel."""
+_MOST_KEPT = 64
+_kept: list[socket.socket] = []
+"""Names that keep the ports of the last calls from other processes of this project."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs."""
+
+    name: str
+    """A module, or the path of a script."""
+    arguments: tuple[str, ...]
+    is_module: bool = True
+
+    @property
+    def words(self) -> list[str]:
+        """As Python and torchrun take it."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now.
+
+    The kernel would give one of its own range, and give it again to any process that asks before
+    the ranks, which start seconds later, listen on it. So it is drawn from below that range, and
+    no other call gives it as long as this process lives.
+    """
+    for port in [*(SystemRandom().randrange(*_PORTS) for _ in range(20)), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            _keep(found)
+            return found
+    raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
+
+
+def _keep(port: int) -> None:
+    """Take a name of Linux's for a port; an error if somebody has it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0deep_optimizer_states/port/{port}")
+    except OSError:
+        name.close()
+        raise
+    _kept.append(name)
+    atexit.register(name.close)
+    if len(_kept) > _MOST_KEPT:
+        _kept.pop(0).close()
+
+
+def ranks_command(program: Program, num_ranks: int, port: int) -> list[str]:
+    """Start ``program`` on this machine: plainly for one rank, under torchrun for more."""
+    if num_ranks == 1:
+        return [sys.executable, *program.words]
+    nproc, master_port = f"--nproc-per-node={num_ranks}", f"--master-port={port}"
+    return [*_TORCHRUN, nproc, master_port, *program.words]
+
+
+def ranks_environment(base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
+    """Return the environment of a run whose ranks are all on this machine.
+
+    What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
+    """
+    environment = node_environment(base, num_ranks)
+    environment["MASTER_ADDR"] = "127.0.0.1"
+    environment["MASTER_PORT"] = str(port)
+    if num_ranks == 1:
+        environment.update(
+            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NODE_RANK="0"
+        )
+    return environment
+
+
+def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str, str]:
+    """Return the caller's environment, with what DeepSpeed and OpenMP need on any machine.
+
+    Args:
+        base: the caller's environment; its ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR`` stay.
+        num_local_ranks: ranks on this machine, at least 1.
+    """
+    environment = dict(base)
+    # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_local_ranks)))
+    environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
+    # The environment's own ninja before the system's: another version of it builds every op anew.
+    own_tools = str(Path(sys.executable).parent)
+    environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
+    # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    environment["PYTHONUNBUFFERED"] = "1"
+    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def extensions_folder(environment: Mapping[str, str]) -> Path:
+    """Return where the ranks find their compiled ops; nothing is made yet.
+
+    It is the folder that ``environment`` names, or that of this Python environment, into which
+    ``make setup`` builds: not one folder a user shared by all environments.
+    """
+    return Path(environment.get(EXTENSIONS_VARIABLE) or Path(sys.prefix) / "torch_extensions")
 
 
 @dataclass(frozen=True)
@@ -55,10 +157,6 @@ class Launcher:
     """Machines to use; None for as many as the ranks need."""
     rdzv_endpoint: str | None = None
     """``HOST:PORT`` at which the ranks meet; None to derive it."""
-    num_gpus: int | None = None
-    """Ranks that the user means to start on each machine; None for what the point says."""
-    autotuning: str | None = None
-    """``tune`` or ``run``: DeepSpeed's launcher looks for a config first; None for not."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
@@ -67,44 +165,24 @@ class Launcher:
         Raises:
             ConfigError: options exclude or need each other.
         """
-        values = {**vars(given), "kind": given.launcher}
-        launcher = cls(**{field.name: values[field.name] for field in fields(cls)})
-        launcher._check()
-        return launcher
-
-    def _check(self) -> None:
-        if self.hostfile is not None:
-            if self.kind != DEEPSPEED:
+        launcher = cls(given.launcher, given.hostfile, given.nnodes, given.rdzv_endpoint)
+        kind, endpoint = launcher.kind, launcher.rdzv_endpoint
+        knows_where = kind == SRUN or (kind == TORCHRUN and endpoint is not None)
+        if launcher.hostfile is not None:
+            if kind != DEEPSPEED:
                 raise ConfigError("--hostfile goes with --launcher deepspeed")
-            read_hostfile(self.hostfile)
-        elif (self.nnodes or 1) > 1 and not self._knows_where:
+            read_hostfile(launcher.hostfile)
+        elif (launcher.nnodes or 1) > 1 and not knows_where:
             raise ConfigError(
-                f"--nnodes {self.nnodes}: say where, with --rdzv-endpoint HOST:PORT of this "
+                f"--nnodes {launcher.nnodes}: say where, with --rdzv-endpoint HOST:PORT of this "
                 "machine, --launcher deepspeed --hostfile FILE, or --launcher srun inside a "
                 "Slurm job"
             )
-        if self.rdzv_endpoint is not None and not _ENDPOINT.fullmatch(self.rdzv_endpoint):
-            raise ConfigError(f"--rdzv-endpoint {self.rdzv_endpoint!r}: write HOST:PORT")
-        if self.kind == SRUN and "SLURM_JOB_ID" not in os.environ:
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise ConfigError(f"--rdzv-endpoint {endpoint!r}: write HOST:PORT")
+        if kind == SRUN and "SLURM_JOB_ID" not in os.environ:
             raise ConfigError("--launcher srun: this is not a Slurm job; use it in one's script")
-        if self.autotuning:
-            self._check_autotuning()
-
-    @property
-    def _knows_where(self) -> bool:
-        return self.kind == SRUN or (self.kind == TORCHRUN and self.rdzv_endpoint is not None)
-
-    def _check_autotuning(self) -> None:
-        if importlib.util.find_spec("tabulate") is None:
-            raise ConfigError(
-                f"--autotuning {self.autotuning}: DeepSpeed's autotuner needs the package "
-                "tabulate, which is not installed; run 'pip install tabulate'"
-            )
-        if self.kind != DEEPSPEED or self.is_far:
-            raise ConfigError(
-                f"--autotuning {self.autotuning}: DeepSpeed's launcher does that, on one machine; "
-                "give --launcher deepspeed, without --hostfile and --nnodes"
-            )
+        return launcher
 
     @property
     def is_far(self) -> bool:
@@ -118,32 +196,8 @@ class Launcher:
             ConfigError: the hosts cannot run so many ranks.
         """
         found = {"launcher": self.kind} if self.kind == DEEPSPEED else {}
-        found |= {"autotuning": self.autotuning} if self.autotuning else {}
         nodes = self._nodes(num_ranks)
         return {**found, "nodes": str(nodes)} if nodes > 1 else found
-
-    def lacks(self, point: Point) -> list[str]:
-        """Return why a point cannot be started as it was asked for; empty where it can.
-
-        Raises:
-            ConfigError: the hosts cannot run so many ranks.
-        """
-        found = [
-            f"--autotuning {self.autotuning}: DeepSpeed's autotuner drops the offload section, and "
-            f"the run has {field} = 'cpu'; choose an engine without offload"
-            for field in ("offload_optimizer", "offload_param")
-            if self.autotuning and point.value(field) != "none"
-        ]
-        nodes = self._nodes(point.num_ranks)
-        asked, alone = (self.num_gpus or 0) * nodes, point.tp * point.pp
-        if self.num_gpus is not None and asked != point.num_ranks:
-            wanted = f"give --dp {asked // alone}" if asked % alone == 0 else "change --tp or --pp"
-            found.append(
-                f"--num-gpus {self.num_gpus} on {nodes} machine{'s'[: nodes > 1]} is {asked} "
-                f"ranks, and tp {point.tp} x pp {point.pp} x dp {point.dp} is {point.num_ranks}; "
-                f"{wanted}"
-            )
-        return found
 
     def port(self) -> int:
         """Return the port at which the ranks meet; one that is free here, unless it was given."""
@@ -208,16 +262,16 @@ class Launcher:
         environment["DS_ENV_FILE"] = str(path)
 
     def _nodes(self, num_ranks: int) -> int:
-        if self.hostfile is not None and self.nnodes is None:
+        if self.nnodes is not None:
+            return self.nnodes
+        if self.hostfile is not None:
             room = 0
             for number, slots in enumerate(read_hostfile(self.hostfile).values(), start=1):
                 room += slots
                 if room >= num_ranks:
                     return number
             raise ConfigError(f"the run has {num_ranks} ranks, the hosts have {room} slots")
-        if self.kind == SRUN and self.nnodes is None:
-            return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        return self.nnodes or 1
+        return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if self.kind == SRUN else 1
 
     def _torchrun(self, program: Program, num_ranks: int) -> list[str]:
         nodes = self.nnodes or 1
@@ -251,17 +305,15 @@ class Launcher:
         ]
 
     def _deepspeed(self, program: Program, num_ranks: int, port: int) -> list[str]:
-        program = _for_autotuning(program) if self.autotuning else program
-        options = ["--autotuning", self.autotuning] if self.autotuning else []
         address = "127.0.0.1"
-        if self.hostfile is not None:
-            options += self._on_hosts(program, num_ranks)
+        if self.hostfile is None:
+            # Without a hostfile it would look for one in /job.
+            options = ["--hostfile", os.devnull, *_devices(num_ranks)]
+        else:
+            options = self._on_hosts(self.hostfile, program, num_ranks)
             address = next(iter(read_hostfile(self.hostfile))).rpartition("@")[2]
             if self.rdzv_endpoint:
                 address = self.rdzv_endpoint.rpartition(":")[0]
-        else:
-            # Without a hostfile it would look for one in /job.
-            options = ["--hostfile", os.devnull, *options, *_devices(num_ranks)]
         return [
             *(sys.executable, "-m", "deepspeed.launcher.runner"),
             *options,
@@ -272,9 +324,8 @@ class Launcher:
             *program.arguments,
         ]
 
-    def _on_hosts(self, program: Program, num_ranks: int) -> list[str]:
-        assert self.hostfile is not None
-        slots, nodes = read_hostfile(self.hostfile), self._nodes(num_ranks)
+    def _on_hosts(self, hostfile: Path, program: Program, num_ranks: int) -> list[str]:
+        slots, nodes = read_hostfile(hostfile), self._nodes(num_ranks)
         if nodes > len(slots):
             raise ConfigError(f"--nnodes {nodes}: there are {len(slots)} hosts")
         each = ranks_a_node(num_ranks, nodes)
@@ -289,7 +340,7 @@ class Launcher:
                     f"{word!r}: DeepSpeed's launcher hands this to a remote shell as it is; use "
                     "letters, digits and . _ / : = @ % + - alone in paths and values"
                 )
-        hosts = ["--hostfile", str(self.hostfile.absolute())]
+        hosts = ["--hostfile", str(hostfile.absolute())]
         return [*hosts, "--num_nodes", str(nodes), "--num_gpus", str(each)]
 
 
@@ -311,7 +362,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
     for number, text in enumerate(lines, start=1):
         line = text.partition("#")[0].strip()
         match = _HOST_LINE.fullmatch(line)
-        if line and (match is None or not int(match[2]) or match[1] in hosts):
+        if line and (match is None or match[1] in hosts):
             raise ConfigError(
                 f"{path}:{number}: {line!r}: write HOST slots=N, N at least 1, each host once"
             )
@@ -334,21 +385,6 @@ def ranks_a_node(num_ranks: int, num_nodes: int) -> int:
             "equally over them; --dp N sets how many there are (tp x pp x dp)"
         )
     return num_ranks // num_nodes
-
-
-def tuned_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return DeepSpeed's config with the autotuner on, whose files all go into the run's folder."""
-    folders = {f"{name}_dir": str(folder / f"autotuning-{name}") for name in ("exps", "results")}
-    return {**config, "autotuning": {"enabled": True, **folders, **config.get("autotuning", {})}}
-
-
-def _for_autotuning(program: Program) -> Program:
-    """The autotuner starts its experiments without ``--module``, and with another config."""
-    config = ("--deepspeed_config", str(program.run_json.with_name("ds_config.json")))
-    name = program.name
-    if program.is_module:
-        name = str(ROOT / Path(*name.split(".")).with_suffix(".py"))
-    return replace(program, name=name, is_module=False, arguments=(*program.arguments, *config))
 
 
 def _devices(num_ranks: int) -> list[str]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from launch.process.supervise import Ending
-from launch.records.run_folder import Status
+from launch.records import Status
 
 TIMEOUT_EXIT_CODE = 124
 """As coreutils' ``timeout`` has it; for a run that hung as well."""
@@ -50,14 +50,10 @@ def judge(
     if ending.stop_signal is not None:
         name = signal.Signals(ending.stop_signal).name
         return Status("interrupted", 128 + ending.stop_signal, seconds, f"stopped by {name}")
-    if ending.timed_out:
-        cause = f"not done after {ending.seconds:.0f} s; ended by --timeout"
-        return Status("timeout", TIMEOUT_EXIT_CODE, seconds, cause)
-    if ending.stall is not None:
-        cause = f"{ending.stall.describe()}; what its processes did is at the end of the log"
-        return Status("hang", TIMEOUT_EXIT_CODE, seconds, cause)
-    if ending.companion:
-        return Status("failed", ending.exit_code or 1, seconds, ending.companion)
+    if ending.given_up is not None:
+        status, cause = ending.given_up
+        code = ending.exit_code or 1 if status == "failed" else TIMEOUT_EXIT_CODE
+        return Status(status, code, seconds, cause)
     if ending.exit_code == 0:
         status, cause = "failed", f"exit code 0, but there is no {end_mark}"
     else:
@@ -83,7 +79,7 @@ def _failure(ending: Ending, log_lines: Sequence[str]) -> tuple[str, str]:
 
 
 def _memory(log_lines: Sequence[str]) -> tuple[str, str] | None:
-    """What an allocator said, the device's first."""
+    """Status and line of an allocator that had no memory, the device's first."""
     for number, line in enumerate(log_lines):
         if _OOM_DEVICE.search(line):
             before = log_lines[max(0, number - _TRACEBACK_LINES) : number]
@@ -94,7 +90,7 @@ def _memory(log_lines: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _rank_was_killed(log_lines: Sequence[str]) -> bool:
-    """Whether SIGKILL is what torchrun or DeepSpeed's launcher says of the rank that ended first.
+    """Tell whether torchrun or DeepSpeed's launcher says SIGKILL of the rank that ended first.
 
     torchrun names that rank below "Root Cause"; those it killed itself stand above.
     """

@@ -24,33 +24,30 @@ LOOK_S = 0.5
 """Seconds between two tries; the kernel's own wait would keep signals from us."""
 
 
-def lock_path() -> Path:
-    """Return where the lock lies, the same for every user of this machine."""
-    given = os.environ.get(LOCK_VARIABLE)
-    return Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
-
-
 @contextlib.contextmanager
 def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
     """Wait until nobody else measures on this machine; the block is our turn to measure ``what``.
 
     ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
-    file = None if share else _open(lock_path(), say)
+    file = None if share else _open(say)
     if file is None:
         yield
         return
     with file:
         _wait(file, say)
-        _describe(file, what)
+        user = os.environ.get("USER") or os.getuid()
+        _describe(file, f"process {os.getpid()} of {user} measures {what}")
         try:
             yield
         finally:
             _describe(file, "")
 
 
-def _open(path: Path, say: Callable[[str], object]) -> IO[str] | None:
+def _open(say: Callable[[str], object]) -> IO[str] | None:
     """The lock's file, made for all users; None, with a line of why, where it cannot be had."""
+    given = os.environ.get(LOCK_VARIABLE)
+    path = Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
     try:
         with contextlib.suppress(FileExistsError):
             # In /tmp the kernel may refuse to open for creation what another user has made.
@@ -75,13 +72,12 @@ def _wait(file: IO[str], say: Callable[[str], object]) -> None:
             time.sleep(LOOK_S)
 
 
-def _describe(file: IO[str], what: str) -> None:
+def _describe(file: IO[str], text: str) -> None:
     """Leave word of our turn; a full disk loses it and nothing else."""
-    user = os.environ.get("USER") or os.getuid()
     with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
-        file.write(f"process {os.getpid()} of {user} measures {what}" if what else "")
+        file.write(text)
         file.flush()
 
 

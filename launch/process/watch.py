@@ -19,17 +19,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from configs.files import printable
-from launch.process.members import POLL_S
-from launch.records.run_folder import RunFolder
+from configs.cli import say
 
+POLL_S = 0.05
+"""Seconds between two looks at processes and at the log that is copied."""
 MOST_BYTES = 2**20
 """Most that one look reads; of a larger growth, the end."""
 FIRST_ITERATION_S = 1800.0
@@ -39,15 +38,13 @@ LEAST_S = 300.0
 SLOWEST_FACTOR = 20.0
 """Longest silence in slowest iterations so far."""
 LOOK_S = 0.5
-"""Seconds between two looks."""
-TERMINAL_S = 1.0
-"""Seconds between two looks on a terminal."""
-PLAIN_S = 60.0
-"""Seconds between two lines elsewhere."""
+"""Seconds between two looks at a run's files."""
+SHOW_S = 60.0
+"""Seconds between two lines of progress."""
 NOTE = "[launch] "
 """How every line begins that the launcher adds to a run's log."""
-ANSWER_S = 2.0
-"""Seconds a process has to begin its answer."""
+ANSWER_S = 5.0
+"""Seconds a process has to write its stacks."""
 QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
@@ -97,8 +94,13 @@ def iteration_event(line: bytes) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Do ``work`` on a thread until the block ends, which sets the event that it is given."""
+def meanwhile(
+    work: Callable[[threading.Event], None], patience_s: float | None = None
+) -> Iterator[None]:
+    """Do ``work`` on a thread until the block ends, which sets the event that it is given.
+
+    The block waits for the thread, ``patience_s`` seconds at most.
+    """
     ended = threading.Event()
     thread = threading.Thread(target=work, args=(ended,), daemon=True)
     thread.start()
@@ -106,7 +108,7 @@ def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        thread.join()
+        thread.join(patience_s)
 
 
 def echoing(log: Path) -> AbstractContextManager[None]:
@@ -131,23 +133,6 @@ def _copy_log(log: Path, start: int, ended: threading.Event) -> None:
             ended.wait(POLL_S)
 
 
-@dataclass(frozen=True)
-class Stall:
-    """A silence that lasted too long."""
-
-    idle_s: float
-    """Seconds without a heartbeat."""
-    limit_s: float
-    """How many were allowed."""
-    iterations: int
-    """Iterations that were done before it."""
-
-    def describe(self) -> str:
-        """Return the words for a status' cause."""
-        after = f"iteration {self.iterations}" if self.iterations else "its start, no iteration yet"
-        return f"no progress for {self.idle_s:.0f} s (limit {self.limit_s:.0f} s) after {after}"
-
-
 class ProgressWatch:
     """Follows a run's log and metrics."""
 
@@ -169,12 +154,14 @@ class ProgressWatch:
         self._now = now
         self._looked = now()
         self._idle_s = 0.0
+        self.stall = ""
+        """The silence that lasted too long, in words; empty while there is none."""
 
-    def look(self) -> Stall | None:
-        """Look at the files, at most once in :data:`LOOK_S`; the stall when there is one."""
+    def look(self) -> bool:
+        """Look at the files, at most once in :data:`LOOK_S`; True when the run stands still."""
         passed_s = self._now() - self._looked
         if passed_s < LOOK_S:
-            return None
+            return False
         self._looked += passed_s
         # While we were stopped ourselves, as a whole suspended job is, nothing counts as silence.
         self._idle_s += min(passed_s, 4 * LOOK_S)
@@ -185,7 +172,11 @@ class ProgressWatch:
                 self._idle_s = 0.0
         iterations = max(len(times_ms) for *_, times_ms in self._files)
         limit_s = self._limit_s(iterations)
-        return Stall(self._idle_s, limit_s, iterations) if self._idle_s >= limit_s else None
+        if self._idle_s >= limit_s:
+            after = f"iteration {iterations}" if iterations else "its start, no iteration yet"
+            silence = f"{self._idle_s:.0f} s (limit {limit_s:.0f} s)"
+            self.stall = f"no progress for {silence} after {after}"
+        return bool(self.stall)
 
     def _limit_s(self, iterations: int) -> float:
         if self._hang_s is not None:
@@ -222,7 +213,7 @@ def dump_stacks(processes: Iterable[psutil.Process], log: Path) -> None:
     """
     for process in processes:
         state = _status_field(process.pid, "State") or "unknown"
-        channel = _proc_text(process.pid, "wchan")
+        channel = _proc_text(f"{process.pid}/wchan").strip()
         waits = f", waits in {channel}" if channel not in ("", "0") else ""
         head = f"{_name(process)}: state {state}{waits}"
         if state[0] in _CANNOT_ANSWER:
@@ -241,25 +232,21 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _ask(process: psutil.Process, log: Path) -> None:
-    size = log.stat().st_size
+    """Ask for stacks, and wait until they are written, for at most :data:`ANSWER_S`."""
+    size, has_grown = log.stat().st_size, False
     try:
         process.send_signal(signal.SIGUSR1)
     except psutil.Error:
         return
-    asked = time.monotonic()
-    grown = None
-    while True:
-        time.sleep(POLL_S)
-        now = time.monotonic()
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(QUIET_S)
         if (new_size := log.stat().st_size) != size:
-            size, grown = new_size, now
-        if grown is not None and now - grown > QUIET_S:
+            size, has_grown = new_size, True
+        elif has_grown:
             return
-        if grown is None and now - asked > ANSWER_S:
-            add_note(log, f"{_name(process)}: no answer within {ANSWER_S:.0f} s")
-            return
-        if now - asked > 5 * ANSWER_S:  # others of the run keep writing
-            return
+    if not has_grown:
+        add_note(log, f"{_name(process)}: no answer within {ANSWER_S:.0f} s")
 
 
 def _name(process: psutil.Process) -> str:
@@ -274,49 +261,23 @@ def _name(process: psutil.Process) -> str:
 
 
 def _status_field(pid: int, name: str) -> str:
-    match = re.search(rf"^{name}:\s*(.*)$", _proc_text(pid, "status"), re.MULTILINE)
+    match = re.search(rf"^{name}:\s*(.*)$", _proc_text(f"{pid}/status"), re.MULTILINE)
     return match[1] if match else ""
 
 
-def _proc_text(pid: int, name: str) -> str:
-    return _text(Path(f"/proc/{pid}/{name}")).strip()
-
-
-def _text(file: Path) -> str:
+def _proc_text(name: str) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return Path("/proc", name).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-class OomKills:
-    """What the kernel's out-of-memory killer has killed since: the evidence behind ``oom-host``."""
+def count_oom_kills() -> int | None:
+    """Return the processes that the kernel's out-of-memory killer took on this machine so far.
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        """Choose the nearest counter that can be read: this control group's, or the machine's."""
-        groups = re.findall(r"^\d+:([^:]*):/?(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
-        new = [path for controllers, path in groups if not controllers]
-        old = [path for controllers, path in groups if "memory" in controllers.split(",")]
-        # In a container these paths may be those outside; the group's files then lie at the top.
-        files = [
-            *(cgroups / path / "memory.events" for path in (*new, "")),
-            *(cgroups / "memory" / path / "memory.oom_control" for path in (*old, "")),
-            proc / "vmstat",
-        ]
-        self._file = next((file for file in files if _count(file) is not None), None)
-        self._before = self._now() or 0
-
-    def since(self) -> int | None:
-        """Return the number of processes killed since; None where no counter can be read."""
-        count = self._now()
-        return None if count is None else max(0, count - self._before)
-
-    def _now(self) -> int | None:
-        return None if self._file is None else _count(self._file)
-
-
-def _count(file: Path) -> int | None:
-    match = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
+    The evidence behind ``oom-host``; None where the kernel does not count.
+    """
+    match = re.search(r"^oom_kill (\d+)$", _proc_text("vmstat"), re.MULTILINE)
     return int(match[1]) if match else None
 
 
@@ -355,43 +316,13 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
-@dataclass(frozen=True)
-class Live:
-    """Shows the progress of one run after the other."""
-
-    head: str
-    """``[3/12] tiny vanilla``."""
-    iterations: int
-    """Iterations of the run."""
-    others_s: float | None
-    """Seconds that the points after it will take, as far as can be told."""
-    point_s: float | None
-    """The same of this one."""
-
-    def watch(self, folder: RunFolder) -> AbstractContextManager[None]:
-        """Show progress until the block ends."""
-        return meanwhile(partial(self._show, folder))
-
-    def _show(self, folder: RunFolder, ended: threading.Event) -> None:
-        started, tail = time.monotonic(), Tail(folder.metrics)
-        on_terminal = sys.stdout.isatty()
-        while not ended.wait(TERMINAL_S if on_terminal else PLAIN_S):
-            text = printable(self.text(tail.look(), time.monotonic() - started))
-            width = shutil.get_terminal_size().columns
-            _write(f"\r\x1b[K{text[: width - 1]}" if on_terminal else f"{text}\n")
-        if on_terminal:
-            _write("\r\x1b[K")
-
-    def text(self, newest: dict[str, Any] | None, seconds: float) -> str:
-        """Return the line of this moment."""
-        line = f"{self.head}: {progress_text(newest, self.iterations)}"
-        if self.others_s is None or self.point_s is None:
-            return line
-        left_s = self.others_s + max(0.0, self.point_s - seconds)
-        return f"{line}; the sweep needs about {duration_text(left_s)} more"
+def showing_progress(head: str, iterations: int, metrics: Path) -> AbstractContextManager[None]:
+    """Say once a minute how far a run is, until the block ends; lines begin with ``head``."""
+    return meanwhile(partial(_show, head, iterations, metrics))
 
 
-def _write(text: str) -> None:
-    with contextlib.suppress(OSError):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+def _show(head: str, iterations: int, metrics: Path, ended: threading.Event) -> None:
+    tail = Tail(metrics)
+    while not ended.wait(SHOW_S):
+        with contextlib.suppress(OSError):
+            say(f"{head}: {progress_text(tail.look(), iterations)}")

@@ -21,7 +21,7 @@ from pydantic import Field
 from configs.cli import say
 from configs.errors import ConfigError, explain
 from configs.fields import field_row
-from configs.files import as_json, read_json
+from configs.files import as_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
@@ -35,10 +35,9 @@ from deep_optimizer_states.predict.machine import (
 )
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch.records.identity import settings_key
-from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
+from launch.identity import settings_key
+from launch.records import SCHEMA_VERSION, results_of, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
-from launch.task import results_of
 from launch.trainer.recorder import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
@@ -61,7 +60,7 @@ _OF_WHOLE_RUNS = "label"
 
 @dataclass(frozen=True)
 class Simulation:
-    """What to simulate: a machine profile, and whose software runs on it."""
+    """A machine profile, and whose software runs on it."""
 
     profile: Profile
     when: AsOf
@@ -94,7 +93,7 @@ class Simulation:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What ``sweep.json`` says of the machine and its software."""
+        """Return what ``sweep.json`` says of the machine and its software."""
         profile = self.profile
         return {
             "machine": profile.name,
@@ -109,10 +108,9 @@ class Simulation:
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
         if not self.shipped_name and name in machine_names():
             name += "-own"
-        own = as_of(None, self.shipped_name) is self.when
-        return sweep_dir(
-            self.results_dir / f"simulated-{name}{'' if own else f'-{self.when.value}'}", sweep
-        )
+        if as_of(None, self.shipped_name) is not self.when:
+            name += f"-{self.when.value}"
+        return sweep_dir(self.results_dir / f"simulated-{name}", sweep)
 
     def predict(self, point: Point) -> Prediction:
         """Predict a point.
@@ -173,7 +171,10 @@ def simulate_sweep(
             sizes = {"parameters": parameters, "num_ranks": point.num_ranks}
             written.add(point, PUBLISHED, {**sizes, **published[point.name]})
     if len(impossible) == len(points):
-        raise ConfigError(_why_none(sweep, list(impossible.values())))
+        raise ConfigError(
+            f"--simulate: no point of sweep '{sweep.name}' of study '{sweep.study.name}' can be "
+            f"predicted: {'; '.join(dict.fromkeys(impossible.values()))}"
+        )
     for head, reason in impossible.items():
         say(f"{head}: left out: {reason}")
     figures = _figures(sweep)
@@ -187,25 +188,11 @@ def simulate_sweep(
     return 0 if derive is None or dry_run else derive(written.path, figures)
 
 
-def _why_none(sweep: Sweep, reasons: Sequence[str]) -> str:
-    counts = Counter(reasons)
-    return (
-        f"--simulate: sweep '{sweep.name}' of study '{sweep.study.name}' has {len(reasons)} points "
-        f"and none can be predicted: {'; '.join(f'{one} ({n})' for one, n in counts.items())}"
-    )
-
-
 def _figures(sweep: Sweep) -> list[str]:
     """Return the figures that a prediction can fill; without any, one that it always can."""
     kinds = {name: row.kind for name, row in sweep.study.figures.items()}
     found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
     return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
-
-
-def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
-    """Return the names of the points that a sweep's folder shows already; none without one."""
-    runs = read_json(simulation.folder(sweep) / "sweep.json").get("runs") or ()
-    return frozenset(str(run.get("name")) for run in runs)
 
 
 def largest_that_fits(
@@ -376,28 +363,25 @@ def read_published(study: Study) -> list[Published]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-    if _OF_WHOLE_RUNS in (rows.fieldnames or ()):
+    columns, found = rows.fieldnames or (), []
+    if _OF_WHOLE_RUNS in columns:
         return []
     known = [*_COLUMNS, *study.point_type.model_fields, "accumulation"]
-    for name in rows.fieldnames or ():
-        if name not in known:
-            raise ConfigError(f"{path}: {explain.unknown('column', name, known)}")
-    return [_read_row(row, path, study) for row in rows]
-
-
-def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
-    assert study.published is not None
-    fields: dict[str, Any] = {k: text for k, text in row.items() if k not in _COLUMNS}
-    shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
-    for name, text in fields.items():
-        if field_row(study.all_fields, name).type in ("int", "float"):
-            try:
-                fields[name] = float(text)
-            except (TypeError, ValueError):
-                raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
-    table = {name: text for name, text in row.items() if name in _COLUMNS}
-    more = {"fields": {**study.published.conditions, **fields}, "source": study.published.source}
-    return Published.read({**table, **more}, shown)
+    if unknown := [name for name in columns if name not in known]:
+        raise ConfigError(f"{path}: {explain.unknown('column', unknown[0], known)}")
+    for row in rows:
+        shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
+        table: dict[str, Any] = {name: row.pop(name) for name in _COLUMNS if name in row}
+        fields: dict[str, Any] = {**row}
+        for name, text in row.items():
+            if field_row(study.all_fields, name).type in ("int", "float"):
+                try:
+                    fields[name] = float(text)
+                except (TypeError, ValueError):
+                    raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
+        table["fields"] = {**study.published.conditions, **fields}
+        found.append(Published.read({**table, "source": study.published.source}, shown))
+    return found
 
 
 def published_of(

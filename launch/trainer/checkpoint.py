@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from configs.files import write_json, write_text
+from configs.files import read_given_json, write_json, write_text
 from configs.schema import Point
 
 if TYPE_CHECKING:
@@ -112,20 +112,15 @@ def find_checkpoint(folder: Path) -> Checkpoint:
                 f"--continue-from {str(folder)!r}: no checkpoint there ({latest}: "
                 f"{error.strerror}); give the folder of a run that had save_interval above 0"
             ) from None
-    source = path / DESCRIPTION
+    table = read_given_json(path / DESCRIPTION)
+    if table.pop("schema_version", None) != SCHEMA_VERSION:
+        raise ConfigError(f"{path / DESCRIPTION}: schema_version is not {SCHEMA_VERSION}")
     try:
-        table = json.loads(source.read_text(encoding="utf-8"))
-        if table["schema_version"] != SCHEMA_VERSION:
-            raise ConfigError(
-                f"{source}: schema_version = {table['schema_version']!r}: this trainer reads "
-                f"{SCHEMA_VERSION}"
-            )
-        files = {str(name): int(size) for name, size in table["files"].items()}
-        return Checkpoint(path, int(table["iteration"]), dict(table["point"]), table["data"], files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Checkpoint(path, **table)
+    except TypeError as error:
         raise ConfigError(
-            f"{source}: not a checkpoint of this harness ({error!r}); give another folder to "
-            "--continue-from"
+            f"{path / DESCRIPTION}: not a checkpoint of this harness ({error}); give another "
+            "folder to --continue-from"
         ) from None
 
 
@@ -153,8 +148,7 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
     partial = path.with_suffix(".partial")
     try:
         write(partial)
-        files = list(partial.iterdir())
-        for file in files:
+        for file in list(partial.iterdir()):
             _flush(file)
         dist.barrier()
         if dist.get_rank() == 0:

@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,24 +16,6 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer.runfile import RunFile
 
-NO_PADDING_ID = -1
-"""No token has it: samples are cut from a stream of documents and never padded."""
-
-
-class Vocabulary:
-    """The part of a tokenizer that megatron-core's data sets ask for.
-
-    ``eod`` ends a document. The name of the cached order of samples depends on
-    ``unique_identifiers``.
-    """
-
-    pad = NO_PADDING_ID
-
-    def __init__(self, vocab_size: int, eod: int) -> None:
-        self.vocab_size, self.eod = vocab_size, eod
-        self.unique_identifiers = OrderedDict(vocab_size=vocab_size, eod=eod)
-        self.unique_description = json.dumps(self.unique_identifiers)
-
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -42,30 +24,6 @@ class MicroBatch:
     tokens: Tensor  # (micro-batch, sequence) int64
     labels: Tensor  # (micro-batch, sequence) int64, the tokens that follow
     position_ids: Tensor  # (micro-batch, sequence) int64
-
-
-def read_vocabulary(data_prefix: Path, point: Point) -> Vocabulary:
-    """Read ``manifest.json`` beside the data, or take the end of document as the last token.
-
-    The last of GPT-2's 50257 tokens ends a document, so data without a manifest may be GPT-2's.
-
-    Raises:
-        ConfigError: the manifest is malformed, or has more tokens than the model.
-    """
-    manifest = data_prefix.parent / "manifest.json"
-    if not manifest.is_file():
-        return Vocabulary(point.model.vocab_size, point.model.vocab_size - 1)
-    try:
-        table = json.loads(manifest.read_text(encoding="utf-8"))
-        vocabulary = Vocabulary(int(table["vocab_size"]), int(table["eod"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{manifest}: no valid 'vocab_size' and 'eod': {error!r}") from None
-    if vocabulary.vocab_size > point.model.vocab_size:
-        raise ConfigError(
-            f"{manifest}: vocab_size = {vocabulary.vocab_size}: the model has only "
-            f"{point.model.vocab_size}; set model.vocab_size or take other data"
-        )
-    return vocabulary
 
 
 def build_samples(run: RunFile) -> list[Any]:
@@ -86,46 +44,50 @@ def build_samples(run: RunFile) -> list[Any]:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     point = run.point
-    vocabulary = read_vocabulary(run.data_prefix, point)
-    shares = ("train on", "evaluate on")[: 2 if point.eval_interval else 1]
-    _require_tokens(run.data_prefix, point.split, shares)
+    # What the data sets ask of a tokenizer. Nothing is masked or reset where a document ends, and
+    # samples, which are cut from a stream of documents, are never padded.
+    identifiers = OrderedDict(vocab_size=point.model.vocab_size, eod=point.model.vocab_size - 1)
+    vocabulary = SimpleNamespace(
+        pad=-1,
+        unique_identifiers=identifiers,
+        unique_description=json.dumps(identifiers),
+        **identifiers,
+    )
     config = GPTDatasetConfig(
         random_seed=point.seed,
         sequence_length=point.model.seq_length,
         blend=([str(run.data_prefix)], None),
         split=point.split,
-        path_to_cache=str(run.index_cache_dir),
+        path_to_cache=str(run.run_dir / "index-cache"),
         tokenizer=vocabulary,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    parts = config.split_matrix[: len(shares)]
+    parts = config.split_matrix[: 2 if point.eval_interval else 1]
+    _require_tokens(run, parts)
     config.split_matrix = [*parts, None, None][:3]
     sizes = [count * point.global_batch_size for count in (point.iterations, point.eval_iterations)]
     builder = BlendedMegatronDatasetBuilder(GPTDataset, [*sizes, 0], lambda: True, config)
     return list(builder.build()[:2])
 
 
-def _require_tokens(data_prefix: Path, split: str, purposes: Sequence[str]) -> None:
+def _require_tokens(run: RunFile, parts: Sequence[tuple[float, float] | None]) -> None:
     """Without tokens megatron-core would go round for ever, filling samples from nothing."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     # Kept while its lengths are read: they are a view of the file it closes when it goes.
-    documents = IndexedDataset(str(data_prefix))
+    documents = IndexedDataset(str(run.data_prefix))
     lengths = documents.sequence_lengths
-    shares = [float(share) for share in split.split(",")]
-    bounds = [sum(shares[:end]) / (sum(shares) or 1.0) for end in range(len(shares) + 1)]
-    first, *ends = (round(len(lengths) * bound) for bound in bounds)
-    for purpose, end in zip(purposes, ends, strict=False):
-        num_tokens = int(lengths[first:end].sum())
+    for purpose, part in zip(("train on", "evaluate on"), parts, strict=False):
+        first, last = (round(len(lengths) * bound) for bound in part or (0.0, 0.0))
+        num_tokens = int(lengths[first:last].sum())
         if num_tokens < 2:
             raise ConfigError(
-                f"split = {split!r}: leaves {num_tokens} tokens of {len(lengths)} documents to "
-                f"{purpose}; give that share more, or take larger data"
+                f"split = {run.point.split!r}: leaves {num_tokens} tokens of {len(lengths)} "
+                f"documents to {purpose}; give that share more, or take larger data"
             )
-        first = end
 
 
 class MicroBatches:

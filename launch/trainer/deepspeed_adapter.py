@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,11 @@ from configs.schema import Point
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PhaseClock, learning_rate, peak_bytes, state_digests
+from launch.trainer.loop import Digests, PeakMemory, PhaseClock, learning_rate, state_digests
 from launch.trainer.model import causal_mask, make_gpt, rotary_frequencies
 from launch.trainer.recorder import Iteration, Recorder
 from launch.trainer.runfile import Ranks, RunFile
-from launch.trainer.runtime import distributed, plugin_installed, spare_garbage_collector
+from launch.trainer.runtime import plugin_installed, spare_garbage_collector
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -30,38 +31,37 @@ _RANDOM_STATES = "random_states"
 
 def train(run: RunFile, ranks: Ranks) -> None:
     """Train a point under DeepSpeed; see :func:`loop.train`."""
-    loop.train(run, ranks, distributed, DeepSpeedAdapter)
+    loop.train(run, ranks, DeepSpeedAdapter)
 
 
 class DeepSpeedAdapter(loop.Adapter):
     """A rank's engine, samples and measurements."""
 
+    with_deepspeed = True
     packages = ("torch", "deepspeed", "megatron-core", "numpy")
 
     def __init__(self, run: RunFile, device: torch.device, recorder: Recorder) -> None:
-        """Make the model and read the data's order.
-
-        Raises:
-            ConfigError: the user has to mend something.
-        """
         self.point, self._recorder = run.point, recorder
-        self._mpu = ParallelState()
         begin = time.perf_counter()
+        mpu = parallel_state()
+        dp_rank = mpu.get_data_parallel_rank()
         with plugin_installed(run):
-            model = build_model(run, self._mpu, device)
-            if self._mpu.get_data_parallel_rank() == 0:
+            model = build_model(run, mpu, device)
+            if dp_rank == 0:
                 count = num_local_parameters(model)
-                recorder.parameters(count, self._mpu.get_model_parallel_rank())
-            self.engine = initialize_engine(run, model, self._mpu)
+                recorder.parameters(count, mpu.get_model_parallel_rank())
+            self.engine = initialize_engine(run, model, mpu)
         recorder.timer("model-and-optimizer-setup", time.perf_counter() - begin)
         begin = time.perf_counter()
-        dp_rank = self._mpu.get_data_parallel_rank()
         self._batches, self._validation = (
             MicroBatches(samples, run.point, dp_rank, device) for samples in build_samples(run)
         )
         recorder.timer("train/valid/test-data-iterators-setup", time.perf_counter() - begin)
         self.mask = causal_mask(run.point, device)
+        self._data_parallel_group = mpu.get_data_parallel_group()
         self._clock, self._peak = PhaseClock(device), PeakMemory(device)
+        if device.type == "cuda":
+            note_before_resets(self._peak)
         self._last_end = 0.0
         spare_garbage_collector()
 
@@ -78,13 +78,14 @@ class DeepSpeedAdapter(loop.Adapter):
         rate, skipped_before = float(engine.lr_scheduler.current), engine.skipped_steps
         losses: list[Tensor] = []
         for batch in self._batches.of_iteration(iteration):
-            with clock.phase("forward"):
-                loss = self.forward(batch)
-            with clock.phase("backward"):
-                engine.backward(loss)
-            with clock.phase("update"):
-                # Updates after the last micro-batch alone; DeepSpeed counts them.
-                engine.step()
+            clock.begin()
+            loss = self.forward(batch)
+            clock.end("forward")
+            engine.backward(loss)
+            clock.end("backward")
+            # Updates after the last micro-batch alone; DeepSpeed counts them.
+            engine.step()
+            clock.end("update")
             losses.append(loss.detach())
         mean = self._mean(losses)
         seconds = time.perf_counter() - self._last_end
@@ -132,7 +133,7 @@ class DeepSpeedAdapter(loop.Adapter):
 
     def _mean(self, losses: list[Tensor]) -> float:
         total = torch.stack(losses).double().mean()
-        dist.all_reduce(total, group=self._mpu.get_data_parallel_group())
+        dist.all_reduce(total, group=self._data_parallel_group)
         return total.item() / self.point.dp
 
     def save(self, folder: Path) -> None:
@@ -156,25 +157,23 @@ class DeepSpeedAdapter(loop.Adapter):
         return {"reserved_peak_gib": reserved_peak_gib()}
 
 
-class ParallelState:
-    """megatron-core's process groups under the names DeepSpeed calls them by."""
+def parallel_state() -> SimpleNamespace:
+    """Return megatron-core's process groups under the names that DeepSpeed calls them by."""
+    from megatron.core import parallel_state as groups
 
-    def __init__(self) -> None:
-        from megatron.core import parallel_state
-
-        self.get_data_parallel_group = parallel_state.get_data_parallel_group
-        self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
-        self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
-        self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
-        self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
-        self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
-        # DeepSpeed's checkpoints ask for the newer names.
-        self.get_tensor_model_parallel_group = self.get_model_parallel_group
-        self.get_tensor_model_parallel_rank = self.get_model_parallel_rank
-        self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
+    names = {"data_parallel": "data_parallel"}
+    # DeepSpeed's engine asks for the first name, its checkpoints for the second.
+    names |= dict.fromkeys(("model_parallel", "tensor_model_parallel"), "tensor_model_parallel")
+    return SimpleNamespace(
+        **{
+            f"get_{theirs}_{what}": getattr(groups, f"get_{ours}_{what}")
+            for theirs, ours in names.items()
+            for what in ("group", "rank", "world_size")
+        }
+    )
 
 
-def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:
+def build_model(run: RunFile, mpu: SimpleNamespace, device: torch.device) -> Any:
     """Make the model, under ZeRO-3 with its parameters partitioned from the start.
 
     There no rank ever holds more than one whole layer, so a model need not fit into one device.
@@ -200,12 +199,8 @@ def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:
     return model
 
 
-def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:
-    """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
-
-    Returns:
-        DeepSpeed's engine.
-    """
+def initialize_engine(run: RunFile, model: Any, mpu: SimpleNamespace) -> Any:
+    """Return DeepSpeed's engine of the model; the optimizer comes from ``ds_config.json``."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -270,35 +265,18 @@ class CosineSchedule:
             group["lr"] = self.current
 
 
-class PeakMemory:
-    """Most device memory allocated at once.
+def note_before_resets(peak: PeakMemory) -> None:
+    """Read the peak before DeepSpeed's ``memory_breakdown`` resets the allocator's."""
+    from deepspeed.accelerator import get_accelerator
 
-    DeepSpeed's ``memory_breakdown`` resets the allocator's peak several times an iteration; the
-    peak is read before every such reset.
-    """
+    accelerator = get_accelerator()
+    reset = accelerator.reset_peak_memory_stats
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._peak_bytes = device, 0
-        if device.type != "cuda":
-            return
-        from deepspeed.accelerator import get_accelerator
+    def note_and_reset(device_index: int | None = None) -> None:
+        peak.note()
+        reset(device_index)
 
-        accelerator = get_accelerator()
-        reset = accelerator.reset_peak_memory_stats
-
-        def note_and_reset(device_index: int | None = None) -> None:
-            self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
-            reset(device_index)
-
-        accelerator.reset_peak_memory_stats = note_and_reset
-
-    def take(self) -> int | None:
-        """Return the bytes since the last call; None without CUDA."""
-        latest = peak_bytes(self._device)
-        if latest is None:
-            return None
-        peak, self._peak_bytes = max(self._peak_bytes, latest), 0
-        return peak
+    accelerator.reset_peak_memory_stats = note_and_reset
 
 
 def reserved_peak_gib() -> float | None:

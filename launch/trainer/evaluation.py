@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from launch.trainer.data import MicroBatch
+from launch.trainer.runfile import Ranks, RunFile, run_and_leave
 
 MODULE = "launch.trainer.evaluation"
 RESULT = "performance.json"
 WARMUP_BATCHES = 2
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Load the checkpoint's weights, evaluate, and write what was measured.
-
-    Returns:
-        Exit code: 2 when the user has to mend something.
-    """
-    return run_program(_evaluate, __doc__, argv)
-
-
-def _evaluate(run: RunFile, ranks: Ranks) -> None:
-    # Only now: torch, megatron-core and DeepSpeed take seconds to import.
+def evaluate(run: RunFile, ranks: Ranks) -> None:
+    """Load the checkpoint's weights, evaluate, and write what was measured."""
     from launch.trainer.deepspeed_adapter import DeepSpeedAdapter
     from launch.trainer.loop import PhaseClock, device_name
     from launch.trainer.recorder import Recorder
@@ -48,31 +33,28 @@ def _evaluate(run: RunFile, ranks: Ranks) -> None:
         )
         if path is None:
             raise ConfigError(f"{checkpoint.path}: DeepSpeed found no weights in it")
-        clock, latencies_s = PhaseClock(device, ("forward",)), []
-        forward = adapter.forward
+        clock, latencies_s = PhaseClock(device), []
+        adapter.engine.register_forward_pre_hook(lambda *_: clock.begin())
 
-        def timed_forward(batch: MicroBatch) -> Tensor:
-            with clock.phase("forward"):
-                loss = forward(batch)
+        def end_forward(*_: object) -> None:
+            clock.end("forward")
             latencies_s.append(clock.take()["forward_ms"] / 1e3)
-            return loss
 
-        adapter.forward = timed_forward  # type: ignore[method-assign]
+        adapter.engine.register_forward_hook(end_forward)
         loss = adapter.evaluate()
         timed = latencies_s[WARMUP_BATCHES:]
         found = {
+            "checkpoint": str(checkpoint.path),
             "iteration": checkpoint.iteration,
-            "batches": len(timed),
-            "loss": loss,
-            "latency_s": statistics.median(timed),
-            "latency_p95_s": sorted(timed)[int(0.95 * (len(timed) - 1))],
-            "samples_per_s": point.global_batch_size * len(timed) / sum(timed),
-            "tokens": len(latencies_s) * point.global_batch_size * point.model.seq_length,
             "device": device_name(device),
+            "samples_per_s": point.global_batch_size * len(timed) / sum(timed),
+            "latency_s": statistics.median(timed),
+            "loss": loss,
+            "tokens": len(latencies_s) * point.global_batch_size * point.model.seq_length,
         }
         if ranks.is_first:
             (run.run_dir / RESULT).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    run_and_leave(main)
+    run_and_leave(evaluate, __doc__)

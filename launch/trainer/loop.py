@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import Point
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from deep_optimizer_states.state_reader import digest, read_state
 from launch.trainer.checkpoint import require_usable, save_whole
 from launch.trainer.recorder import Iteration, Recorder
 from launch.trainer.runfile import Ranks, RunFile
+from launch.trainer.runtime import distributed
 
 MAX_NUMEL_PER_CORE = 300_000_000
 """Above this many parameters a core, hashing would take longer than the run is worth."""
@@ -35,8 +33,16 @@ Digests = tuple[str | None, str | None]
 class Adapter(Protocol):
     """What the loop needs of a model and of those who train it; every rank has one and calls it."""
 
-    packages: tuple[str, ...]
+    with_deepspeed: ClassVar[bool]
+    packages: ClassVar[tuple[str, ...]]
     """Whose versions decide the numbers."""
+
+    def __init__(self, run: RunFile, device: torch.device, recorder: Recorder) -> None:
+        """Make the model and read the data's order.
+
+        Raises:
+            ConfigError: the user has to mend something.
+        """
 
     def begin_timing(self) -> None:
         """Begin to count the time of the next iteration."""
@@ -60,49 +66,46 @@ class Adapter(Protocol):
         """Return further fields of the ``end`` event."""
 
 
-def train(
-    run: RunFile,
-    ranks: Ranks,
-    distributed: Callable[[Point, Ranks], AbstractContextManager[torch.device]],
-    make: Callable[[RunFile, torch.device, Recorder], Adapter],
-) -> None:
+def train(run: RunFile, ranks: Ranks, make: type[Adapter]) -> None:
     """Train a point from the first iteration, or from a checkpoint's, to the last.
 
-    A loss or gradient that is not finite is reported and does not stop the run. ``distributed``
-    sets up device and process groups, ``make`` model and data.
+    A loss or gradient that is not finite is reported and does not stop the run.
 
     Raises:
         ConfigError: the user has to mend something.
     """
-    started = time.perf_counter()
-    with Recorder(run, ranks) as recorder, distributed(run.point, ranks) as device:
+    started, point = time.perf_counter(), run.point
+    with (
+        Recorder(run, ranks) as recorder,
+        distributed(point, ranks, with_deepspeed=make.with_deepspeed) as device,
+    ):
         recorder.sizes()
         adapter = make(run, device, recorder)
-        recorder.start(_start_fields(run, device, adapter.packages))
-        iterate(run, adapter, recorder)
-        weights, optimizer_state = adapter.digests()
-        recorder.event(
-            "end",
+        versions = {name: importlib.metadata.version(name) for name in make.packages}
+        recorder.start(
             {
-                "iterations": run.point.iterations,
-                "seconds": time.perf_counter() - started,
-                "weights_sha256": weights,
-                "optimizer_sha256": optimizer_state,
-                **adapter.results(),
-            },
+                "parameters": point.model.num_parameters(point.tp),
+                "vocab_size": point.model.vocab_size,
+                "padded_vocab_size": point.model.padded_vocab_size(point.tp),
+                "device": device_name(device),
+                "versions": {"python": platform.python_version(), **versions},
+                "continued_from": str(run.checkpoint.path) if run.checkpoint else None,
+            }
+        )
+        iterate(run, adapter, recorder)
+        recorder.event(
+            "end", end_fields(point.iterations, started, adapter.digests()) | adapter.results()
         )
 
 
-def _start_fields(run: RunFile, device: torch.device, packages: tuple[str, ...]) -> dict[str, Any]:
-    point = run.point
-    versions = {name: importlib.metadata.version(name) for name in packages}
+def end_fields(iterations: int, started: float, digests: Digests) -> dict[str, Any]:
+    """Return the fields of the ``end`` event that every trainer has."""
+    weights, optimizer_state = digests
     return {
-        "parameters": point.model.num_parameters(point.tp),
-        "vocab_size": point.model.vocab_size,
-        "padded_vocab_size": point.model.padded_vocab_size(point.tp),
-        "device": device_name(device),
-        "versions": {"python": platform.python_version(), **versions},
-        "continued_from": str(run.checkpoint.path) if run.checkpoint else None,
+        "iterations": iterations,
+        "seconds": time.perf_counter() - started,
+        "weights_sha256": weights,
+        "optimizer_sha256": optimizer_state,
     }
 
 
@@ -112,7 +115,10 @@ def device_name(device: torch.device) -> str:
 
 
 def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
-    """Train, evaluate and save from the run's first iteration to its last."""
+    """Train, evaluate and save from the run's first iteration to its last.
+
+    A checkpoint is saved at every interval, and then also at the end.
+    """
     point, first = run.point, 1
     if run.checkpoint is not None:
         require_usable(run, run.checkpoint)
@@ -122,23 +128,19 @@ def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
     adapter.begin_timing()
     for number in range(first, point.iterations + 1):
         recorder.iteration(adapter.train(number))
-        if evaluates_after(point, number):
+        evaluates = _is_due(number, point.eval_interval)
+        is_last = point.save_interval > 0 and number == point.iterations
+        saves = _is_due(number, point.save_interval) or is_last
+        if evaluates:
             recorder.evaluation(number, adapter.evaluate())
-        if saves_after(point, number):
+        if saves:
             recorder.checkpoint(number, save_whole(run, number, adapter.save))
-        if evaluates_after(point, number) or saves_after(point, number):
+        if evaluates or saves:
             adapter.begin_timing()
 
 
-def evaluates_after(point: Point, iteration: int) -> bool:
-    """Tell whether an evaluation is due."""
-    return point.eval_interval > 0 and iteration % point.eval_interval == 0
-
-
-def saves_after(point: Point, iteration: int) -> bool:
-    """Tell whether a checkpoint is due: at every interval, and then also at the end."""
-    is_last = iteration == point.iterations
-    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
+def _is_due(iteration: int, interval: int) -> bool:
+    return interval > 0 and iteration % interval == 0
 
 
 def learning_rate(point: Point, iteration: int) -> float:
@@ -160,39 +162,55 @@ class PhaseClock:
     """Sums the wall time of each phase over an iteration's micro-batches.
 
     Forward is without reading the samples, backward with the gradients' reduction and their way to
-    the host, update the optimizer's step.
+    the host, update the optimizer's step. On CUDA a phase ends when the device has finished what
+    the phase launched.
     """
 
     def __init__(self, device: torch.device, phases: tuple[str, ...] = PHASES) -> None:
         self._on_cuda = device.type == "cuda"
         self._ms = dict.fromkeys(phases, 0.0)
+        self._mark = 0.0
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time the body; on CUDA, until the device has finished what the body launched."""
-        self._synchronize()
-        begin = time.perf_counter()
-        yield
-        self._synchronize()
-        self._ms[name] += (time.perf_counter() - begin) * 1000.0
+    def begin(self) -> None:
+        """Begin the first phase."""
+        self._mark = self.now()
+
+    def end(self, phase: str) -> None:
+        """End a phase; the next one begins."""
+        now = self.now()
+        self._ms[phase] += (now - self._mark) * 1000.0
+        self._mark = now
 
     def take(self) -> dict[str, float]:
         """Return ``forward_ms`` and so on since the last call; starts again at zero."""
         taken, self._ms = self._ms, dict.fromkeys(self._ms, 0.0)
         return {f"{name}_ms": milliseconds for name, milliseconds in taken.items()}
 
-    def _synchronize(self) -> None:
+    def now(self) -> float:
+        """Return a time in seconds, when the device has finished what was launched."""
         if self._on_cuda:
             torch.cuda.synchronize()
+        return time.perf_counter()
 
 
-def peak_bytes(device: torch.device) -> int | None:
-    """Return the most device memory allocated at once since the last call; None without CUDA."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return peak
+class PeakMemory:
+    """Most device memory allocated at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda, self._peak_bytes = device.type == "cuda", 0
+
+    def note(self) -> None:
+        """Look at the allocator's peak, which somebody is about to reset."""
+        self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
+
+    def take(self) -> int | None:
+        """Return the bytes since the last call; None without CUDA."""
+        if not self._on_cuda:
+            return None
+        self.note()
+        peak, self._peak_bytes = self._peak_bytes, 0
+        torch.cuda.reset_peak_memory_stats()
+        return peak
 
 
 def state_digests(engine: Any) -> Digests:  # noqa: ANN401 - DeepSpeed's

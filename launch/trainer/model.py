@@ -34,18 +34,6 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
 """What tells the architectures apart, in megatron-core's words."""
 
 
-class Stage:
-    """A part of a pipeline: the first looks tokens up, the last computes the loss."""
-
-    def __init__(self, index: int = 0, num_stages: int = 1) -> None:
-        self.index, self.num_stages = index, num_stages
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
-
-
-WHOLE = Stage()
-"""A model without a pipeline."""
-
-
 def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
     """Return the point's model in megatron-core's words; there is no dropout.
 
@@ -56,13 +44,6 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     model, dtype = point.model, DTYPES[point.dtype]
-    recompute: dict[str, Any] = {}
-    if point.activation_checkpointing:
-        recompute = {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
     # Which layers each stage has; megatron-core numbers layers by it.
     layout = [["decoder"] * number for number in model.layers_of_stages(point.pp)]
     layout[0].insert(0, "embedding")
@@ -93,12 +74,16 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         **_ARCHITECTURES[model.architecture],
-        **recompute,
+        recompute_granularity="full" if point.activation_checkpointing else None,
+        recompute_method="uniform" if point.activation_checkpointing else None,
+        recompute_num_layers=1 if point.activation_checkpointing else None,
     )
 
 
-def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: ANN401 - GPTModel
-    """Make this rank's part of the model, with its initial weights.
+def make_gpt(point: Point, on_cpu: bool, stage: int = 0) -> Any:  # noqa: ANN401 - GPTModel
+    """Make a pipeline stage's part of the model, with its initial weights.
+
+    The first stage looks tokens up, the last one computes the loss.
 
     Every norm is named: where apex or Transformer Engine can be imported, megatron-core would take
     theirs, which have no RMSNorm or other bits.
@@ -118,19 +103,19 @@ def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: 
     gpt = GPTModel(
         config=transformer_config(point, on_cpu),
         transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * model.layers_of_stages(stage.num_stages)[stage.index],
+            layer_specs=[layer] * model.layers_of_stages(point.pp)[stage],
             layer_norm=WrappedTorchNorm,
         ),
         vocab_size=model.padded_vocab_size(point.tp),
         max_sequence_length=model.seq_length,
-        pre_process=stage.is_first,
-        post_process=stage.is_last,
+        pre_process=stage == 0,
+        post_process=stage == point.pp - 1,
         position_embedding_type="rope" if is_llama else "none",
         rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=not is_llama,
         parallel_output=True,
     )
-    if not is_llama and stage.is_first:
+    if not is_llama and stage == 0:
         gpt.embedding.position_embeddings = PositionEmbedding(model.seq_length, model.hidden)
         gpt.embedding.add_position_embedding = True
     return gpt

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,10 @@ from launch.hosts.namespaces import INTERFACE
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PhaseClock, joined_over_ranks, learning_rate, peak_bytes
-from launch.trainer.model import DTYPES, Stage as Part, causal_mask, make_gpt
-from launch.trainer.optimizer import Optimizer
+from launch.trainer.loop import Digests, PeakMemory, PhaseClock, joined_over_ranks, learning_rate
+from launch.trainer.model import DTYPES, causal_mask, make_gpt
 from launch.trainer.recorder import Iteration, Recorder, finite_or_none, perplexity
 from launch.trainer.runfile import COMPRESSION as BLOCK, Ranks, RunFile
-from launch.trainer.runtime import distributed_pipeline
 from optimus_cc import (
     COMPRESSION,
     GradientReduction,
@@ -41,9 +39,9 @@ from optimus_cc import (
     Stage,
     Traffic,
 )
-from optimus_cc.embedding import Place, TiedEmbedding, make_group
 from optimus_cc.error_statistics import STATISTICS
-from optimus_cc.memory import held_bytes
+from optimus_cc.gradients import Place, TiedEmbedding, gradient_of, make_group
+from optimus_cc.low_rank import held_bytes
 
 COMMUNICATION = {
     "forward_messages": Kind.FORWARD,
@@ -56,8 +54,6 @@ COMMUNICATION = {
 PHASES = ("compute", *COMMUNICATION, "update")
 """Parts of an iteration. In a pipeline one micro-batch's forward runs beside another's backward, so
 that both are one part: what of the schedule is no communication."""
-FORMAT = 2
-"""Of a rank's file of a checkpoint."""
 WORD_EMBEDDING = "embedding.word_embeddings.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
@@ -65,7 +61,7 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 def train(run: RunFile, ranks: Ranks) -> None:
     """Train a point as one rank of a pipeline; see :func:`loop.train`."""
     settings_of(run)  # what is wrong with it is said before anything slow
-    loop.train(run, ranks, distributed_pipeline, PipelineAdapter)
+    loop.train(run, ranks, PipelineAdapter)
 
 
 def settings_of(run: RunFile) -> Settings:
@@ -95,14 +91,10 @@ def settings_of(run: RunFile) -> Settings:
 class PipelineAdapter(loop.Adapter):
     """A rank's part of the model, and all that moves and reduces its gradients."""
 
+    with_deepspeed = False
     packages = ("torch", "megatron-core", "numpy")
 
     def __init__(self, run: RunFile, device: torch.device, recorder: Recorder) -> None:
-        """Make the part of the model with its initial weights, and read the data's order.
-
-        Raises:
-            ConfigError: see :func:`settings_of`.
-        """
         from megatron.core.process_groups_config import ProcessGroupCollection
 
         from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
@@ -110,14 +102,15 @@ class PipelineAdapter(loop.Adapter):
         point, settings = run.point, settings_of(run)
         self.point, self.device = point, device
         self.groups: Any = ProcessGroupCollection.use_mpu_process_groups()
-        self.part = Part(self.groups.pp.rank(), point.pp)
+        self.stage = self.groups.pp.rank()
+        self.is_last = self.stage == point.pp - 1
         # Norms and learned positions are made in fp32, whatever the model's type.
-        model = make_gpt(point, device.type == "cpu", self.part).to(device, DTYPES[point.dtype])
+        model = make_gpt(point, device.type == "cpu", self.stage).to(device, DTYPES[point.dtype])
         self.model = model
         self.traffic = Traffic(device)
         self.reduction = GradientReduction(
             model.parameters(),
-            Stage(self.part.index, point.pp, self.groups.dp),
+            Stage(self.stage, point.pp, self.groups.dp),
             settings,
             num_iterations=point.iterations,
             tied=self._tied_embedding(settings),
@@ -133,12 +126,13 @@ class PipelineAdapter(loop.Adapter):
         )
         if dp_rank == 0:
             count = sum(p.numel() for p in model.parameters())
-            recorder.parameters(count, tp_rank, self.part.index)
+            recorder.parameters(count, tp_rank, self.stage)
         self._batches, self._validation = (
             MicroBatches(samples, point, dp_rank, device) for samples in build_samples(run)
         )
         self.mask = causal_mask(point, device)
         self._clock = PhaseClock(device, ("schedule", "update"))
+        self._peak = PeakMemory(device)
         self._link_bytes = 0
         self._sent_bytes: Counter[str] = Counter()
         self._device_peak_bytes = 0
@@ -149,7 +143,7 @@ class PipelineAdapter(loop.Adapter):
     def _tied_embedding(self, settings: Settings) -> TiedEmbedding | None:
         if self.point.model.architecture != "gpt2":
             return None
-        has_embedding = self.part.is_first or self.part.is_last
+        has_embedding = self.stage == 0 or self.is_last
         place = Place(self.groups.tp.rank(), self.groups.dp.rank(), has_embedding)
         group = make_group(place, settings.emb_comm_opt)
         if group is None:
@@ -165,23 +159,20 @@ class PipelineAdapter(loop.Adapter):
         begin = time.perf_counter()
         self.model.zero_grad()
         self.traffic.reset()
-        with self._clock.phase("schedule"):
-            losses = self._run(self._batches.of_iteration(iteration))
-        with self._clock.phase("update"):
-            norm = self.optimizer.step(iteration)
+        self._clock.begin()
+        losses = self._run(self._batches.of_iteration(iteration))
+        self._clock.end("schedule")
+        norm = self.optimizer.step(iteration)
+        self._clock.end("update")
         # After the norm, for which all ranks wait anyway: before, waiting for the last stage's
         # loss would look like computing.
         loss = self._mean(losses)
-        sent_bytes, times = self._over_ranks(time.perf_counter() - begin)
+        sent_bytes, times_ms = self._over_ranks(time.perf_counter() - begin)
         # What was sent has arrived: all ranks have reduced their times.
         self._link_bytes += link_sent_bytes(self.point) - link_before
         self._sent_bytes.update(sent_bytes)
-        iteration_ms, *phases = times.mean(0).tolist()
-        stages_ms = {
-            name: [round(ms, 3) for ms in column]
-            for name, column in zip(PHASES, times.T[1:].tolist(), strict=True)
-        }
-        device_bytes = peak_bytes(self.device)
+        iteration_ms, *phases = times_ms
+        device_bytes = self._peak.take()
         self._device_peak_bytes = max(self._device_peak_bytes, device_bytes or 0)
         return Iteration(
             number=iteration,
@@ -192,7 +183,7 @@ class PipelineAdapter(loop.Adapter):
             grad_norm=norm,
             phases_ms={f"{name}_ms": ms for name, ms in zip(PHASES, phases, strict=True)},
             device_bytes=device_bytes,
-            more={**sent_bytes, "stages_ms": stages_ms, **self._errors_of_links()},
+            more={**sent_bytes, **self._errors_of_links()},
         )
 
     def _run(self, batches: Iterator[MicroBatch], *, forward_only: bool = False) -> list[Tensor]:
@@ -228,45 +219,37 @@ class PipelineAdapter(loop.Adapter):
     def _mean(self, losses: list[Tensor]) -> float:
         """Mean over the global batch; every rank waits for the last stage, which has the losses."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        if self.part.is_last:
+        if self.is_last:
             total += torch.stack(losses).double().mean()
             dist.all_reduce(total, group=self.groups.dp)
         last = dist.get_process_group_ranks(self.groups.pp)[-1]
         dist.broadcast(total, src=last, group=self.groups.pp)
         return total.item() / self.point.dp
 
-    def _over_ranks(self, seconds: float) -> tuple[dict[str, int], Tensor]:
+    def _over_ranks(self, seconds: float) -> tuple[dict[str, int], list[float]]:
         """Bring together what the ranks measured of an iteration, after which all begin the next.
 
         Stages wait for each other in different calls: the first for gradients, the last for
         activations. No single rank stands for the pipeline, so that the iteration and its phases
-        are means over ranks, which add up as those of one rank do. It is one all-reduce of some
-        numbers, outside of what is timed.
-
-        Args:
-            seconds: how long the iteration took here.
+        are means over ranks. It is one all-reduce of some numbers, outside of what is timed.
 
         Returns:
-            ``forward_bytes`` and so on, of all ranks together; and means over the ranks of a stage
-            in ms, (stages, 1 + phases) fp64: the iteration, then each of :data:`PHASES`.
+            ``forward_bytes`` and so on, of all ranks together; and means over all ranks in ms: the
+            iteration, then each of :data:`PHASES`.
         """
         clock, waited = self._clock.take(), self.traffic.seconds()
         communication = [1e3 * waited[kind] for kind in COMMUNICATION.values()]
         compute = clock["schedule_ms"] - sum(communication)
-        times = torch.zeros(self.point.pp, 1 + len(PHASES), dtype=torch.float64)
-        mine = [1e3 * seconds, compute, *communication, clock["update_ms"]]
-        times[self.part.index] = torch.tensor(mine, dtype=torch.float64)
+        times = [1e3 * seconds, compute, *communication, clock["update_ms"]]
         # Numbers of bytes are exact in this type up to 2^53.
-        sent_here = [self.traffic.sent[kind].sent_bytes for kind in Kind]
-        sent = torch.tensor(sent_here, dtype=torch.float64)
-        total = torch.cat([sent, times.flatten()]).to(self.device)
+        sent = [self.traffic.sent[kind].sent_bytes for kind in Kind]
+        total = torch.tensor([*sent, *times], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
+        of_all = total.tolist()
         sent_bytes = {
-            f"{kind}_bytes": int(count)
-            for kind, count in zip(Kind, total[: len(sent)].tolist(), strict=True)
+            f"{kind}_bytes": int(count) for kind, count in zip(Kind, of_all, strict=False)
         }
-        of_stages = total[len(sent) :].cpu().view_as(times)
-        return sent_bytes, of_stages / (self.point.tp * self.point.dp)
+        return sent_bytes, [ms / self.point.num_ranks for ms in of_all[len(sent) :]]
 
     def _errors_of_links(self) -> dict[str, float | None]:
         """Means over an iteration's compressed messages, ``link_R_STATISTIC``, if asked for.
@@ -279,8 +262,8 @@ class PipelineAdapter(loop.Adapter):
             return {}
         everything = torch.zeros_like(self._errors, device=self.device)
         mine = statistics.take()
-        if not self.part.is_first:
-            everything[:, self.part.index - 1] = mine.to(self.device)
+        if self.stage > 0:
+            everything[:, self.stage - 1] = mine.to(self.device)
         dist.all_reduce(everything)
         sums, counts = everything.cpu()
         means, known = sums / counts, counts > 0
@@ -311,17 +294,16 @@ class PipelineAdapter(loop.Adapter):
 
     def save(self, folder: Path) -> None:
         """Write this rank's file of a checkpoint: weights by names, and what merging them needs."""
-
-        def axis(weight: Any) -> int | None:
-            is_split = getattr(weight, "tensor_model_parallel", False)
-            return weight.partition_dim if is_split else None
-
         weights = named_weights(self.model)
         folder.mkdir(parents=True, exist_ok=True)
         state = {
-            "format": FORMAT,
             "place": {name: getattr(self.groups, name).rank() for name in ("tp", "pp", "dp")},
-            "split_along": {name: axis(weight) for name, weight in weights.items()},
+            "split_along": {
+                name: weight.partition_dim
+                if getattr(weight, "tensor_model_parallel", False)
+                else None
+                for name, weight in weights.items()
+            },
             "rank": {"optimizer": self.optimizer.state_dict(), **self._compression_state()},
             "random": random_states(self.device),
         }
@@ -364,6 +346,111 @@ class PipelineAdapter(loop.Adapter):
         return found
 
 
+class Optimizer:
+    """Updates fp32 master weights, which are the parameters themselves in an fp32 model.
+
+    Gradients are those that every rank has after the reduction.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        point: Point,
+        model_group: dist.ProcessGroup,
+        *,
+        is_first_shard: bool,
+    ) -> None:
+        """Make master weights of this rank's parameters, which have the names they are saved by.
+
+        ``model_group`` are the ranks that hold one model, over TP and PP; the first shard counts
+        what every tensor-parallel rank holds.
+        """
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
+        self._point = point
+        self._group = model_group
+        self._counted = [_is_counted(p, is_first_shard) for p in self._parameters]
+        self._masters = [
+            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float())
+            for p in self._parameters
+        ]
+        self._adam = torch.optim.AdamW(
+            self._masters,
+            lr=point.lr,
+            betas=(point.adam_beta1, point.adam_beta2),
+            eps=point.adam_eps,
+            weight_decay=point.weight_decay,
+        )
+
+    @torch.no_grad()
+    def step(self, iteration: int) -> float:
+        """Update with the gradients, clipped; not at all where their norm is not finite.
+
+        Returns:
+            The norm of the whole model's gradient before clipping, the same on every rank of it.
+        """
+        gradients = [gradient_of(p).float() for p in self._parameters]
+        counted = (g for g, counts in zip(gradients, self._counted, strict=True) if counts)
+        squares = [g.square().sum(dtype=torch.float64) for g in counted]
+        nothing = gradients[0].new_zeros((), dtype=torch.float64)
+        total = torch.stack(squares).sum() if squares else nothing
+        dist.all_reduce(total, group=self._group)
+        norm = float(total.sqrt())
+        if not torch.isfinite(total):
+            return norm
+        limit = self._point.clip_grad
+        scale = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+        for parameter, master, gradient in zip(
+            self._parameters, self._masters, gradients, strict=True
+        ):
+            parameter.grad = None
+            master.grad = gradient.mul_(scale)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate(self._point, iteration)
+        self._adam.step()
+        self._adam.zero_grad()
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+        return norm
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """Master weights and moments, in the parameters' order."""
+        moments = [
+            self._adam.state[m].get(key) for m in self._masters for key in ("exp_avg", "exp_avg_sq")
+        ]
+        return [m.detach() for m in self._masters] + [m for m in moments if m is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Master weights and moments, to go on as if training had not stopped."""
+        masters = (master.detach() for master in self._masters)
+        named = dict(zip(self._names, masters, strict=True))
+        return {"masters": named, "adam": self._adam.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave, the parameters included."""
+        for name, parameter, master in zip(
+            self._names, self._parameters, self._masters, strict=True
+        ):
+            saved = state["masters"][name]
+            master.copy_(saved)
+            parameter.copy_(saved)
+        self._adam.load_state_dict(state["adam"])
+
+
+def _is_counted(parameter: torch.nn.Parameter, is_first_shard: bool) -> bool:
+    """Tell whether a parameter belongs to the norm on this rank: every one counts once.
+
+    Of the two copies of a tied embedding megatron-core marks the last stage's as ``shared``; what
+    is not split over the tensor-parallel ranks counts on the first of them.
+    """
+    if getattr(parameter, "shared", False):
+        return False
+    return is_first_shard or getattr(parameter, "tensor_model_parallel", False)
+
+
 def _mean_loss(token_losses: Tensor) -> tuple[Tensor, Tensor]:
     loss = token_losses.mean()
     # The schedule scales the first in place, which the second must not share.
@@ -390,7 +477,7 @@ def link_sent_bytes(point: Point) -> int:
     return sent
 
 
-def named_weights(model: Any) -> dict[str, torch.nn.Parameter]:
+def named_weights(model: Any) -> dict[str, Any]:
     """Return a stage's weights by the names that they have in a model without a pipeline.
 
     megatron-core counts the layers of every stage from 0, and calls the last stage's copy of a tied

@@ -1,4 +1,4 @@
-"""Writes down what a run does: log lines, ``metrics.jsonl`` and, if asked for, dashboards.
+"""Writes down what a run does: log lines, ``metrics.jsonl`` and, if asked for, TensorBoard's file.
 
 Every trainer gives its iterations to one :class:`Recorder`. Log lines have the shapes of the
 paper's logs, so that its own parser reads them. ``metrics.jsonl`` has one JSON object a line.
@@ -11,12 +11,9 @@ import io
 import json
 import math
 import os
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -28,29 +25,8 @@ from launch.trainer.runfile import Ranks, RunFile
 
 TENSORBOARD_VARIABLE = "DOS_TENSORBOARD"
 """Set by the launcher when TensorBoard was asked for."""
-WANDB_VARIABLE = "DOS_WANDB_PROJECT"
-"""The project of Weights & Biases, when it was asked for."""
-CLOSE_S = 60.0
-"""Longest wait for the last numbers to be written or sent."""
 LARGEST_LOSS = 20.0
 """Megatron prints the perplexity of this loss for every larger one."""
-_ITERATION_SCALARS = {
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "iteration_ms": "time/iteration_ms",
-    "forward_ms": "time/forward_ms",
-    "backward_ms": "time/backward_ms",
-    "update_ms": "time/update_ms",
-    "tokens_per_s": "time/tokens_per_s",
-    "host_memory_bytes": "memory/host_bytes",
-    "device_memory_bytes": "memory/device_bytes",
-}
-_EVALUATION_SCALARS = {
-    "loss": "validation/loss",
-    "perplexity": "validation/perplexity",
-    "accuracy": "validation/accuracy",
-}
 
 
 @dataclass(frozen=True)
@@ -78,48 +54,30 @@ class Iteration:
 
 
 class Recorder:
-    """The one writer of a run's log lines, ``metrics.jsonl`` and dashboards.
+    """The one writer of a run's log lines, ``metrics.jsonl`` and TensorBoard's file.
 
     Every rank has one. Rank 0 writes the metrics, the last rank the line of an iteration, as
     Megatron does.
     """
 
-    def __init__(
-        self,
-        run: RunFile,
-        ranks: Ranks,
-        environment: Mapping[str, str] | None = None,
-        *,
-        counts_tokens: bool = True,
-    ) -> None:
-        """Open nothing yet.
-
-        Args:
-            run: the run.
-            ranks: this process's place in it.
-            environment: says which dashboards are asked for; None for the process's own.
-            counts_tokens: whether all samples have the model's sequence length.
-        """
-        self._point, self._ranks, self._counts_tokens = run.point, ranks, counts_tokens
-        self._path = run.metrics_path
+    def __init__(self, run: RunFile, ranks: Ranks, *, counts_tokens: bool = True) -> None:
+        """Open nothing yet; ``counts_tokens`` if all samples have the model's sequence length."""
+        self._run, self._point, self._ranks = run, run.point, ranks
+        self._counts_tokens = counts_tokens
         self._file: IO[str] | None = None
-        asked_for = os.environ if environment is None else environment
-        makers: list[Callable[[], Any]] = []
-        if ranks.is_first and asked_for.get(TENSORBOARD_VARIABLE):
-            makers.append(partial(_TensorBoard, run))
-        if ranks.is_first and (project := asked_for.get(WANDB_VARIABLE)):
-            makers.append(partial(_WeightsAndBiases, run, project))
-        self._dashboards = Dashboards(makers)
+        self._board: Any = None
 
     def __enter__(self) -> Self:
         _write_only_whole_lines()
-        self._dashboards.open()
+        if self._ranks.is_first and os.environ.get(TENSORBOARD_VARIABLE):
+            tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+            self._board = tensorboard.SummaryWriter(str(self._run.run_dir / "tensorboard"))
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._dashboards.close()
-        if self._file is not None:
-            self._file.close()
+        for open_one in (self._board, self._file):
+            if open_one is not None:
+                open_one.close()
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Append an object to ``metrics.jsonl`` on rank 0; it is on disk when the call returns.
@@ -131,13 +89,18 @@ class Recorder:
         """
         if not self._ranks.is_first:
             return
+        path = self._run.metrics_path
         if self._file is None:
             try:
-                self._file = self._path.open("x", encoding="utf-8")
+                self._file = path.open("x", encoding="utf-8")
             except FileExistsError:
-                raise ConfigError(f"{self._path}: already there; take a new folder") from None
+                raise ConfigError(f"{path}: already there; take a new folder") from None
         self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
         self._file.flush()
+        if self._board is not None and "iteration" in fields:
+            for key, value in fields.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{name}/{key}", value, fields["iteration"])
 
     def start(self, fields: Mapping[str, Any]) -> None:
         """Write the ``start`` event.
@@ -183,7 +146,6 @@ class Recorder:
             write_line(iteration_line(self._point, iteration, counts_tokens=self._counts_tokens))
         if not self._ranks.is_first:
             return
-        point = self._point
         fields: dict[str, Any] = {
             "iteration": iteration.number,
             "iteration_ms": iteration.seconds * 1000.0,
@@ -196,25 +158,19 @@ class Recorder:
             "skipped": iteration.skipped,
             **iteration.more,
         }
-        tokens = point.global_batch_size * point.model.seq_length
-        scalars = dict(fields)
         if self._counts_tokens:
-            fields["tokens"] = iteration.number * tokens
-            scalars["tokens_per_s"] = tokens / iteration.seconds
+            fields["tokens"] = iteration.number * self._tokens_per_batch
         if fields["loss"] is None:
             fields["loss_text"] = str(iteration.loss)
         self.event("iteration", fields)
-        self._dashboards.write(iteration.number, _named(scalars, _ITERATION_SCALARS))
 
     def evaluation(self, iteration: int, loss: float, accuracy: float | None = None) -> None:
         """Write an evaluation down: of a classifier with its accuracy, else with a perplexity."""
-        point = self._point
         fields = {"iteration": iteration, "loss": finite_or_none(loss)}
         if accuracy is None:
             end = f"lm loss PPL: {_loss_text(perplexity(loss))}"
             fields["perplexity"] = finite_or_none(perplexity(loss))
-            tokens = point.global_batch_size * point.model.seq_length
-            fields["tokens"] = point.eval_iterations * tokens
+            fields["tokens"] = self._point.eval_iterations * self._tokens_per_batch
         else:
             end = f"accuracy: {accuracy:.4f}"
             fields["accuracy"] = accuracy
@@ -224,12 +180,15 @@ class Recorder:
                 f" validation loss at iteration {iteration} | lm loss value: {value} | {end} |"
             )
         self.event("evaluation", fields)
-        self._dashboards.write(iteration, _named(fields, _EVALUATION_SCALARS))
 
     def checkpoint(self, iteration: int, path: Path) -> None:
         """Write the line of a checkpoint."""
         if self._ranks.is_first:
             write_line(f"  successfully saved checkpoint at iteration {iteration:7d} to {path}")
+
+    @property
+    def _tokens_per_batch(self) -> int:
+        return self._point.global_batch_size * self._point.model.seq_length
 
 
 def write_line(text: str) -> None:
@@ -252,25 +211,22 @@ def iteration_line(point: Point, iteration: Iteration, *, counts_tokens: bool = 
     length, seconds = point.model.seq_length, iteration.seconds
     samples = iteration.number * point.global_batch_size
     tflops = flops_per_iteration(point) / (seconds * point.num_ranks * 1e12)
-
-    def of_tokens(*fields: str) -> Iterable[str]:
-        return fields if counts_tokens else ()
-
-    fields = (
-        f"elapsed_time {seconds:.6f}",
-        f"consumed samples: {samples:12d}",
-        *of_tokens(f"consumed tokens: {samples * length:12d}"),
-        f"elapsed time per iteration (ms): {seconds * 1000.0:.1f}",
-        f"learning rate: {iteration.learning_rate:.3E}",
-        f"global batch size: {point.global_batch_size:5d}",
-        f"lm loss: {_loss_text(iteration.loss)}",
-        *of_tokens(f"loss scale: {iteration.loss_scale:.1f}", f"actual seqlen: {length:5d}"),
-        f"number of skipped iterations: {int(iteration.skipped):3d}",
-        f"number of nan iterations: {int(math.isnan(iteration.loss)):3d}",
-        f"samples per second: {point.global_batch_size / seconds:.3f}",
-        *of_tokens(f"TFLOPs: {tflops:.2f}"),
-    )
-    return f" {' | '.join(fields)} |"
+    fields = {
+        f"elapsed_time {seconds:.6f}": True,
+        f"consumed samples: {samples:12d}": True,
+        f"consumed tokens: {samples * length:12d}": counts_tokens,
+        f"elapsed time per iteration (ms): {seconds * 1000.0:.1f}": True,
+        f"learning rate: {iteration.learning_rate:.3E}": True,
+        f"global batch size: {point.global_batch_size:5d}": True,
+        f"lm loss: {_loss_text(iteration.loss)}": True,
+        f"loss scale: {iteration.loss_scale:.1f}": counts_tokens,
+        f"actual seqlen: {length:5d}": counts_tokens,
+        f"number of skipped iterations: {int(iteration.skipped):3d}": True,
+        f"number of nan iterations: {int(math.isnan(iteration.loss)):3d}": True,
+        f"samples per second: {point.global_batch_size / seconds:.3f}": True,
+        f"TFLOPs: {tflops:.2f}": counts_tokens,
+    }
+    return f" {' | '.join(text for text, is_shown in fields.items() if is_shown)} |"
 
 
 def perplexity(loss: float) -> float:
@@ -301,88 +257,3 @@ def finite_or_none(value: float | None) -> float | None:
 
 def _loss_text(loss: float) -> str:
     return f"{loss:.6E}" if math.isfinite(loss) else str(loss)
-
-
-class Dashboards:
-    """Hands numbers to a thread that passes them on, so that no iteration waits for a dashboard.
-
-    A dashboard that fails is left out from then on; it never fails a run.
-    """
-
-    def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:
-        """Note what makes each dashboard: something with ``write`` and ``close``."""
-        self._makers = makers
-        self._boards: list[Any] = []
-        self._waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def open(self) -> None:
-        """Open the dashboards."""
-        for make in self._makers:
-            _works(partial(self._open, make))
-        if self._boards:
-            self._thread = threading.Thread(target=self._pass_on, name="scalars", daemon=True)
-            self._thread.start()
-
-    def _open(self, make: Callable[[], Any]) -> None:
-        self._boards.append(make())
-
-    def write(self, iteration: int, scalars: dict[str, float]) -> None:
-        """Hand over the numbers of an iteration; returns at once."""
-        if self._thread is not None:
-            self._waiting.put((iteration, scalars))
-
-    def close(self) -> None:
-        """Wait until the last numbers are written."""
-        if self._thread is not None:
-            self._waiting.put(None)
-            self._thread.join(timeout=CLOSE_S)
-
-    def _pass_on(self) -> None:
-        boards = self._boards
-        while (item := self._waiting.get()) is not None:
-            boards = [board for board in boards if _works(partial(board.write, *item))]
-        for board in boards:
-            _works(board.close)
-
-
-class _TensorBoard:
-    def __init__(self, run: RunFile) -> None:
-        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(run.run_dir / "tensorboard"))
-        self.close = self._writer.close
-
-    def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, iteration)
-        self._writer.flush()
-
-
-class _WeightsAndBiases:
-    def __init__(self, run: RunFile, project: str) -> None:
-        wandb: Any = importlib.import_module("wandb")
-        self._run = wandb.init(
-            project=project,
-            name=f"{run.run_dir.parent.name}/{run.run_dir.name}",
-            dir=str(run.run_dir),
-            config=run.point.model_dump(mode="json"),
-        )
-        self.close = self._run.finish
-
-    def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
-        self._run.log(dict(scalars), step=iteration)
-
-
-def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    return {
-        name: float(values[field]) for field, name in names.items() if values.get(field) is not None
-    }
-
-
-def _works(action: Callable[[], object]) -> bool:
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001 - a dashboard must not end a run
-        sys.stderr.write(f"scalars: left out from now on: {type(error).__name__}: {error}\n")
-        return False
-    return True

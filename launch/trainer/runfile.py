@@ -6,14 +6,12 @@ All of it is checked before anything slow is imported.
 from __future__ import annotations
 
 import argparse
-import base64
 import faulthandler
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,12 +22,18 @@ from configs.study import default_study, study_from
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 2
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-"""How every ``.idx`` of Megatron begins."""
 COMPRESSION = "optimus_cc"
 """Key of ``ds_config.json`` that holds what is compressed."""
 ERROR = "pretrain_gpt: error: "
-"""How the line begins that tells the user what to mend; the launcher looks for it."""
+"""Begins the line that tells the user what to mend; the launcher looks for it."""
+DEFAULTS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""Variables of a run's place, with their values for a process that is alone, on any free port."""
 
 
 @dataclass(frozen=True)
@@ -47,41 +51,13 @@ class RunFile:
     """Where training begins; None for initial weights."""
 
     @property
-    def index_cache_dir(self) -> Path:
-        """Where megatron-core keeps the order of samples; the data set itself may be read-only."""
-        return self.run_dir / "index-cache"
-
-    @property
     def uses_plugin(self) -> bool:
         """Tell whether ``ds_config.json`` holds an enabled ``deep_optimizer_states`` block."""
         block = self.ds_config.get("deep_optimizer_states")
         return isinstance(block, dict) and bool(block.get("enabled", False))
 
 
-def require_token_files(prefix: Path) -> Path:
-    """Return the prefix of Megatron's ``.bin`` and ``.idx``.
-
-    Raises:
-        ConfigError: one of them is missing or of another format.
-    """
-    data, index = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx"))
-    for path in (data, index):
-        if not path.is_file():
-            raise ConfigError(
-                f"data_prefix = {prefix}: {path} is missing; make it with "
-                "'python -m dataset prepare' or give another prefix"
-            )
-    with index.open("rb") as file:
-        if file.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
-            raise ConfigError(f"data_prefix = {prefix}: {index} is not an index of Megatron's")
-    return prefix
-
-
-def read_run_file(
-    path: Path,
-    continue_from: Path | None = None,
-    require_data: Callable[[Path], Path] = require_token_files,
-) -> RunFile:
+def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
     """Read ``run.json`` and the ``ds_config.json`` beside it, and find data and checkpoint.
 
     Raises:
@@ -89,13 +65,16 @@ def read_run_file(
             folder already holds metrics of an earlier run.
     """
     table = read_given_json(path)
-    version = table.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 2")
+    if table.get("schema_version") != SCHEMA_VERSION:
+        found = table.get("schema_version")
+        raise ConfigError(f"{path}: schema_version = {found!r}: this trainer reads 2")
     for field in ("point", "data_prefix"):
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")
-    point = _point(table, path)
+    if not isinstance(table["point"], dict):
+        raise ConfigError(f"{path}: field 'point' is not a table of fields")
+    study = study_from(table["study"], str(path)) if table.get("study") else default_study()
+    point = study.point_type.read(table["point"], f"{path}: point")
     run_dir = path.resolve().parent
     ds_config = read_given_json(run_dir / "ds_config.json")
     if ds_config or point.zero_stage:  # else the run goes without DeepSpeed
@@ -105,24 +84,24 @@ def read_run_file(
         raise ConfigError(
             f"{metrics_path}: already there; a run is never overwritten, start it in a new folder"
         )
+    prefix = Path(table["data_prefix"])
+    for end in (".bin", ".idx"):
+        if not prefix.with_name(prefix.name + end).is_file():
+            raise ConfigError(
+                f"data_prefix = {prefix}: {prefix}{end} is missing; make it with "
+                "'python -m dataset prepare' or give another prefix"
+            )
     data = (table.get("provenance") or {}).get("data")
     return RunFile(
         run_dir=run_dir,
         point=point,
         ds_config=ds_config,
-        data_prefix=require_data(Path(table["data_prefix"])),
+        data_prefix=prefix,
         metrics_path=metrics_path,
         # Data that were moved keep their sizes and checksums.
         data_facts={end: data.get(end) for end in (".bin", ".idx")} if data else None,
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
     )
-
-
-def _point(table: Mapping[str, Any], path: Path) -> Point:
-    study = study_from(table["study"], str(path)) if table.get("study") else default_study()
-    if not isinstance(table["point"], dict):
-        raise ConfigError(f"{path}: field 'point' is not a table of fields")
-    return study.point_type.read(table["point"], f"{path}: point")
 
 
 def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
@@ -139,57 +118,6 @@ def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> N
             raise ConfigError(
                 f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
             )
-
-
-def with_tuned_config(run: RunFile, config: str) -> RunFile:
-    """Return the run under another config, as DeepSpeed's autotuner starts its experiments.
-
-    The config is a path, or JSON in base64, which is what the autotuner hands over. The batches and
-    the stage are the config's. An experiment writes its metrics beside the figure that the
-    autotuner waits for, and not into the run's folder.
-
-    Raises:
-        ConfigError: it is neither, or lacks a batch.
-    """
-    path = Path(config)
-    if config.endswith(".json"):
-        table = read_given_json(path)
-    else:
-        try:
-            table = json.loads(base64.urlsafe_b64decode(config))
-            path = Path("--deepspeed_config")
-        except ValueError:
-            raise ConfigError(
-                f"--deepspeed_config {config}: no .json, nor JSON in base64"
-            ) from None
-    point, micro = run.point, table.get("train_micro_batch_size_per_gpu")
-    count = table.get("gradient_accumulation_steps") or point.accumulation
-    if not isinstance(micro, int) or not isinstance(count, int):
-        raise ConfigError(f"{path}: train_micro_batch_size_per_gpu = {micro!r}: no whole number")
-    zero, tuning = table.get("zero_optimization") or {}, table.get("autotuning") or {}
-    changed = {
-        "micro_batch_size": micro,
-        "global_batch_size": micro * count * point.dp,
-        "zero_stage": zero.get("stage", 0),
-        "offload_optimizer": (zero.get("offload_optimizer") or {}).get("device") or "none",
-    }
-    waits_for = tuning.get("metric_path") or tuning.get("model_info_path")
-    metrics = Path(waits_for).with_name("metrics.jsonl") if waits_for else run.metrics_path
-    metrics.parent.mkdir(parents=True, exist_ok=True)
-    return replace(
-        run, point=point.model_copy(update=changed), ds_config=table, metrics_path=metrics
-    )
-
-
-DEFAULTS = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
-"""Variables of a run's place, with their values for a process that is alone, which may take any
-free port."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +157,9 @@ class Ranks:
         environment.update({**DEFAULTS, **environment, "LOCAL_RANK": str(self.local_rank)})
 
 
+Train = Callable[[RunFile, Ranks], None]
+
+
 def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
     """Read the variables of :data:`DEFAULTS`; the command line's ``local_rank`` wins over them.
 
@@ -252,13 +183,10 @@ def ranks_from_environment(environment: Mapping[str, str], local_rank: int | Non
     return Ranks(rank, number("LOCAL_RANK") if local_rank is None else local_rank, num_ranks)
 
 
-def run_program(
-    train: Callable[[RunFile, Ranks], None],
-    description: str | None,
-    argv: list[str] | None = None,
-    require_data: Callable[[Path], Path] = require_token_files,
-) -> int:
+def run_program(train: Train, description: str | None, argv: list[str] | None = None) -> int:
     """Read what a trainer is given on its command line, and train as one of the run's ranks.
+
+    ``train`` imports torch, megatron-core and DeepSpeed, which takes seconds, when it is called.
 
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
@@ -266,19 +194,12 @@ def run_program(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_json", type=Path, help="run.json of a run folder")
     parser.add_argument(
-        "--local_rank", "--local-rank", type=int, default=None, help="given by DeepSpeed's launcher"
+        "--local_rank", "--local-rank", type=int, help="given by DeepSpeed's launcher"
     )
-    parser.add_argument(
-        "--continue-from", type=Path, default=None, help="folder of the checkpoint to begin at"
-    )
-    parser.add_argument(
-        "--deepspeed_config", default=None, help="in place of ds_config.json; by the autotuner"
-    )
+    parser.add_argument("--continue-from", type=Path, help="folder of the checkpoint to begin at")
     arguments = parser.parse_args(argv)
     try:
-        run = read_run_file(arguments.run_json, arguments.continue_from, require_data)
-        if arguments.deepspeed_config is not None:
-            run = with_tuned_config(run, arguments.deepspeed_config)
+        run = read_run_file(arguments.run_json, arguments.continue_from)
         ranks = ranks_from_environment(os.environ, arguments.local_rank)
         ranks.require(run.point)
         ranks.export(os.environ)
@@ -291,7 +212,7 @@ def run_program(
     return 0
 
 
-def run_and_leave(main: Callable[[], int]) -> NoReturn:
+def run_and_leave(train: Train, description: str | None) -> NoReturn:
     """Run a trainer's program and end its process.
 
     SIGUSR1 makes it write where every thread is: the launcher asks a run that hangs what it does.
@@ -299,7 +220,7 @@ def run_and_leave(main: Callable[[], int]) -> NoReturn:
     and torchrun would call the run failed.
     """
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    code = main()
+    code = run_program(train, description)
     if code == 0:
         sys.stdout.flush()
         sys.stderr.flush()

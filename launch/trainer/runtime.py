@@ -23,60 +23,57 @@ SEED_STEP = 100
 
 
 @contextlib.contextmanager
-def distributed(point: Point, ranks: Ranks) -> Iterator[torch.device]:
-    """Set up device, seed, DeepSpeed and process groups; leave the groups when the run went well.
+def distributed(
+    point: Point, ranks: Ranks, *, with_deepspeed: bool = True
+) -> Iterator[torch.device]:
+    """Set up device, seed and process groups; leave the groups when the run went well.
 
     After a failure the groups are left alone: waiting for the other ranks could take for ever, and
-    the launcher ends them.
+    the launcher ends them. Without DeepSpeed the ranks may be stages of a pipeline.
 
     Raises:
         ConfigError: the point asks for CUDA and there is none.
     """
     device = choose_device(point, ranks)
-    os.environ["DS_ACCELERATOR"] = device.type
-    # DeepSpeed calls a name that newer torch renames; one warning a bucket would fill the log.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    remember_cpu_info()
-    _import_megatron(device, "deepspeed.runtime.zero.muon.muon_optimizer")
-    spare_garbage_collector()
-    import deepspeed
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    # Apex and Transformer Engine are missing, which megatron-core says ten times.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
+    with eager_imports():
+        if device.type == "cpu":
+            megatron_cpu.apply(pipelines=not with_deepspeed)
+        from megatron.core import parallel_state
+        from megatron.core.models import gpt  # noqa: F401 - without its compiler, as below
 
-    deepspeed.utils.logging.set_log_level_from_string("info")
-    if device.type == "cpu":
-        leave_shm_out()
-    deepspeed.init_distributed(dist_backend=_backend(device), auto_mpi_discovery=False)
-    with _parallel_groups(point):
-        yield device
-
-
-@contextlib.contextmanager
-def distributed_pipeline(point: Point, ranks: Ranks) -> Iterator[torch.device]:
-    """Do what :func:`distributed` does for the stages of a pipeline, without DeepSpeed."""
-    device = choose_device(point, ranks)
-    _import_megatron(device, pipelines=True)
-    torch.distributed.init_process_group(_backend(device))
-    with _parallel_groups(point):
-        yield device
-
-
-def _backend(device: torch.device) -> str:
-    return "gloo" if device.type == "cpu" else "nccl"
-
-
-@contextlib.contextmanager
-def _parallel_groups(point: Point) -> Iterator[None]:
-    from megatron.core import parallel_state
-
+    if with_deepspeed:
+        _init_deepspeed(device, backend)
+    else:
+        torch.distributed.init_process_group(backend)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=point.tp,
         pipeline_model_parallel_size=point.pp,
         create_gloo_process_groups=False,
     )
     seed_everything(point.seed + SEED_STEP * parallel_state.get_pipeline_model_parallel_rank())
-    yield
+    yield device
     torch.distributed.barrier()
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
+
+
+def _init_deepspeed(device: torch.device, backend: str) -> None:
+    os.environ["DS_ACCELERATOR"] = device.type
+    # DeepSpeed calls a name that newer torch renames; one warning a bucket would fill the log.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    remember_cpu_info()
+    with eager_imports():
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    spare_garbage_collector()
+    import deepspeed
+
+    deepspeed.utils.logging.set_log_level_from_string("info")
+    if device.type == "cpu":
+        leave_shm_out()
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
 
 
 def seed_everything(seed: int) -> None:
@@ -113,16 +110,6 @@ def choose_device(point: Point, ranks: Ranks) -> torch.device:
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
     return device
-
-
-def _import_megatron(device: torch.device, *others: str, pipelines: bool = False) -> None:
-    # Apex and Transformer Engine are missing, which megatron-core says ten times.
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
-    with eager_imports():
-        if device.type == "cpu":
-            megatron_cpu.apply(pipelines=pipelines)
-        for module in ("megatron.core.models.gpt", *others):
-            importlib.import_module(module)
 
 
 @contextlib.contextmanager

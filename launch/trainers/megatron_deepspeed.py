@@ -21,9 +21,9 @@ from configs.schema import Point
 from configs.templates import filled
 from launch.ds_json import deepspeed_config
 from launch.fit import Machine, probe_machine, runs_on_gpu
-from launch.hosts.ranks import Program
-from launch.records.provenance import git_state
-from launch.records.run_folder import RunFolder
+from launch.hosts.launchers import Program
+from launch.identity import git_state
+from launch.records import RunFolder
 from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
 
 _SCRIPT = Path(__file__).with_name("run_megatron.py")
@@ -181,7 +181,7 @@ class MegatronDeepSpeed(Trainer):
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         flags = megatron_flags(point, folder, data_prefix, runs_on_gpu(point, _machine()))
         words = (str(self.megatron_dir), *flags, *self.more_flags)
-        return Program(str(_SCRIPT), words, folder / "run.json", is_module=False)
+        return Program(str(_SCRIPT), words, is_module=False)
 
     def environment(self, point: Point) -> dict[str, str]:
         return {} if runs_on_gpu(point, _machine()) else {"DS_ACCELERATOR": "cpu"}
@@ -197,13 +197,9 @@ _machine: Callable[[], Machine] = functools.cache(probe_machine)
 
 
 def megatron_flags(point: Point, folder: Path, data_prefix: str, on_gpu: bool) -> list[str]:
-    """Return the arguments of ``pretrain_gpt.py``.
+    """Return the arguments of ``pretrain_gpt.py``; without CUDA no fused kernels of Megatron's.
 
-    Args:
-        point: the run; one that the trainer does not refuse.
-        folder: of the run; the order of samples is kept there, since data may be read-only.
-        data_prefix: of the ``.bin`` and ``.idx``.
-        on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
+    The order of samples is kept in the run's folder, since data may be read-only.
     """
     words = [*_FLAGS.split()]
     if point.activation_checkpointing:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
-from configs.schema import Model, Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
-from deep_optimizer_states.predict.memory.setting import Setting
-from deep_optimizer_states.predict.workload import WorkloadError
+from configs.schema import Point
+from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, GptKept
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.hosts.ranks import TRAINER_MODULE, Program
-from launch.records.run_folder import RunFolder
-from launch.simulate.workloads import gpt_of, setting_of_point
+from launch.hosts.launchers import TRAINER_MODULE, Program
+from launch.simulate.workloads import gpt_of, workload_of_point
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
 from launch.trainers.protocol import Trainer
@@ -37,20 +35,11 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 """Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
-NUM_CLASSES = 2
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
 
 
-class _WritesMetrics(Trainer):
-    writes_metrics: ClassVar[bool] = True
-    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
-
-    def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        return folder.has_ended()
-
-
 @dataclass(frozen=True)
-class OwnTrainer(_WritesMetrics):
+class OwnTrainer(Trainer):
     """megatron-core's GPT under DeepSpeed, by :mod:`launch.pretrain_gpt`."""
 
     name: ClassVar[str] = "megatron-core"
@@ -106,9 +95,8 @@ class OwnTrainer(_WritesMetrics):
         return with_user_json(config, read_user_json(self.user_json), point, self.user_json)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        run_json = folder / "run.json"
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
-        return Program(self.module, (str(run_json), *more), run_json)
+        return Program(self.module, (str(folder / "run.json"), *more))
 
 
 @dataclass(frozen=True)
@@ -122,25 +110,24 @@ class PipelineTrainer(OwnTrainer):
     module: str = PIPELINE_MODULE
 
     def refuse(self, point: Point) -> list[str]:
+        trainer = f"--trainer {self.name}"
         needed = {"zero_stage": 0, "offload_optimizer": "none", "offload_param": "none"}
         reasons = [
-            f"{name} = {getattr(point, name)!r}: --trainer {self.name} runs without DeepSpeed; "
+            f"{name} = {getattr(point, name)!r}: {trainer} runs without DeepSpeed; "
             f"give {name} = {value!r}"
             for name, value in needed.items()
             if getattr(point, name) != value
         ]
         if self.user_json is not None:
             reasons.append(
-                f"--deepspeed-config {self.user_json}: --trainer {self.name} runs without "
-                "DeepSpeed; leave it out"
+                f"--deepspeed-config {self.user_json}: {trainer} runs without DeepSpeed; leave it "
+                "out"
             )
         if point.dtype == "fp16":
-            reasons.append(
-                f"dtype = 'fp16': --trainer {self.name} has no loss scale; give 'bf16' or 'fp32'"
-            )
+            reasons.append(f"dtype = 'fp16': {trainer} has no loss scale; give 'bf16' or 'fp32'")
         if point.dtype == "bf16" and point.grad_accum_dtype == "fp32":
             reasons.append(
-                f"grad_accum_dtype = 'fp32': --trainer {self.name} sums a bf16 model's gradients "
+                f"grad_accum_dtype = 'fp32': {trainer} sums a bf16 model's gradients "
                 "in bf16; give grad_accum_dtype = 'bf16', or dtype = 'fp32'"
             )
         if point.model.layers < point.pp:
@@ -163,25 +150,29 @@ class PipelineTrainer(OwnTrainer):
         config = deepspeed_config(point)
         return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
         """Say what a rank of each stage holds.
 
         In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
         """
         whole, last = gpt_of(point), point.pp - 1
-        first, *rest, end = whole.blocks
-        assert isinstance(whole.kept, GptKept)
+        first, *rest, end = whole.blocks(point.tp)
+        kept_of_whole = whole.kept_of(point.tp)
+        assert isinstance(kept_of_whole, GptKept)
         found = []
         for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
-            blocks, kept = rest[:layers], replace(whole.kept, head=0.0, logits=0.0)
+            blocks, kept = rest[:layers], replace(kept_of_whole, head=0.0, logits=0.0)
             if not stage:
                 blocks = [first, *blocks]
             if stage == last:
                 is_tied = last and point.model.architecture == "gpt2"
-                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], whole.kept
-            part = replace(whole, blocks=tuple(blocks), num_layers=layers, kept=kept)
+                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], kept_of_whole
+            part = CountedModel(
+                whole.name, whole.hidden, whole.ffn, layers, whole.heads, whole.kv_heads,
+                own_blocks=tuple(blocks), own_kept=kept,
+            )  # fmt: skip
             found.append(
-                setting_of_point(
+                workload_of_point(
                     point,
                     part,
                     in_flight=min(last - stage + 1, point.accumulation),
@@ -204,27 +195,22 @@ def _errors_bytes(point: Point, stage: int, numel: int) -> float:
 
 def _prepared(name: str, makes: bool) -> str | None:
     # Tokenizing needs packages that no other trainer loads.
-    from launch.frameworks.imdb.files import prefix_if_made, prepared
+    from launch.frameworks.imdb.reviews import prefix_if_made, prepared
 
     return prepared(name) if makes else prefix_if_made(name)
 
 
 @dataclass(frozen=True)
-class LightningTrainer(_WritesMetrics):
+class LightningTrainer(Trainer):
     """The program of film reviews, by :mod:`launch.frameworks.imdb.program`.
 
     Each of Lightning's strategies is an engine of a study.
     """
 
     name: ClassVar[str] = "lightning"
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = dict.fromkeys(
         _REVIEWS, _prepared
     )
-
-    @classmethod
-    def of(cls, given: Namespace) -> Self:
-        return cls()
 
     def refuse(self, point: Point) -> list[str]:
         reasons = super().refuse(point)
@@ -248,37 +234,8 @@ class LightningTrainer(_WritesMetrics):
             return {}
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        if "dropout" not in point.values:
-            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
-        # Attention writes its scores on a CPU.
-        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
+        raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        run_json = folder / "run.json"
-        return Program(LIGHTNING_MODULE, (str(run_json),), run_json)
-
-
-def encoder_of(model: Model, on_gpu: bool) -> Architecture:
-    """Count the parameters of the classifier, and what autograd keeps of it.
-
-    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
-    a CPU a number, for the scores too.
-    """
-    hidden, ffn = model.hidden, model.ffn
-    square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    attention = (3 * hidden * hidden, 3 * hidden, *square)
-    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
-    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
-    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
-    kept = GptKept(
-        4.0 * hidden + 2.0 * ffn,
-        model.heads,
-        inner=hidden,
-        key_value=hidden,
-        scores=3,
-        fp32_elements=(2.0 * hidden + ffn) / of_masks,
-        head_fp32=hidden / of_masks,
-    )
-    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
-    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)
+        return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))

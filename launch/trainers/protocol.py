@@ -5,33 +5,33 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from configs.schema import Point
-from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
-from launch.hosts.ranks import Program
-from launch.records.run_folder import RunFolder
-from launch.simulate.workloads import setting_of_point
+from launch.hosts.launchers import Program
+from launch.records import RunFolder
+from launch.simulate.workloads import workload_of_point
 
 PLUGIN_BLOCK = "deep_optimizer_states"
 
 
-class Trainer(Protocol):
+class Trainer:
     """What the ranks of a run run, and what it leaves behind."""
 
     name: ClassVar[str]
     """What ``--trainer`` calls it."""
-    options: ClassVar[Mapping[str, Mapping[str, Any]]]
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
     default must count as false: any other value is refused beside another trainer."""
     own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = {}
     """Data that it makes itself: what a point's ``data_prefix`` calls them, to what gives the
     absolute prefix of their ``.bin`` and ``.idx``. Data that are not there yet are made or fetched
     if its second argument is true; otherwise it returns None for them."""
-    writes_metrics: ClassVar[bool]
+    writes_metrics: ClassVar[bool] = True
     """Whether a run has a ``metrics.jsonl``."""
-    end_mark: ClassVar[str]
+    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
     """What shows that a run came to its end, for the user."""
 
     @classmethod
@@ -41,6 +41,7 @@ class Trainer(Protocol):
         Raises:
             ConfigError: an option is missing or wrong.
         """
+        return cls()
 
     @property
     def versions(self) -> dict[str, str]:
@@ -59,26 +60,17 @@ class Trainer(Protocol):
         """Return DeepSpeed's config of a run."""
         return deepspeed_config(point)
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        """Say what the ranks hold, for the prediction of memory: a setting for each kind of rank.
-
-        Args:
-            point: the run.
-            on_gpu: whether its ranks use CUDA.
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
+        """Say what the ranks hold, for the prediction of memory: a workload for each kind of rank.
 
         Raises:
             WorkloadError: the model of memory does not know such a run; names the setting.
         """
-        return [setting_of_point(point)]
+        return [workload_of_point(point)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """Return what every rank runs.
-
-        Args:
-            point: the run; one that :meth:`refuse` has no reason against.
-            folder: its folder.
-            data_prefix: absolute prefix of Megatron's files.
-        """
+        """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""
+        raise NotImplementedError
 
     def environment(self, point: Point) -> dict[str, str]:
         """Return variables that it needs, over those of every run."""
@@ -86,6 +78,7 @@ class Trainer(Protocol):
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
         """Tell whether a run came to its end, whatever its exit code."""
+        return folder.has_ended()
 
 
 def _deepspeed_limits(point: Point) -> list[str]:

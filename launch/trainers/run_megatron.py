@@ -69,20 +69,14 @@ def _stand_in(name: str, **attributes: object) -> None:
     except (ImportError, RuntimeError):  # the latter from a torchvision built for another torch
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
-            _make_module(".".join(parts[:end]))
+            path = ".".join(parts[:end])
+            if path not in sys.modules:
+                sys.modules[path] = module = types.ModuleType(path)
+                module.__path__ = []
+                module.__spec__ = ModuleSpec(path, None, is_package=True)
+                if end > 1:
+                    setattr(sys.modules[".".join(parts[: end - 1])], parts[end - 1], module)
         sys.modules[name].__dict__.update(attributes)
-
-
-def _make_module(name: str) -> None:
-    if name in sys.modules:
-        return
-    module = types.ModuleType(name)
-    module.__path__ = []
-    module.__spec__ = ModuleSpec(name, None, is_package=True)
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], last, module)
 
 
 def _refuse(*_arguments: object, **_options: object) -> None:

@@ -14,17 +14,14 @@ from configs.files import read_given_json
 from configs.schema import Point
 from configs.templates import laid_over
 from ds_config.explain import explain
-from ds_config.release import Answer, NoAnswerError, Note, ask
+from ds_config.release import Answer, NoAnswerError, ask
 from launch.trainers.protocol import PLUGIN_BLOCK
 
 _AUTO = "auto"
-_BATCH = {
+_SAID_BY_FIELDS = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "gradient_accumulation_steps": "accumulation",
-}
-"""Keys of batches, and the fields of a point that say the same."""
-_SAID_BY_FIELDS = {
     "zero_optimization.stage": "zero_stage",
     "zero_optimization.offload_optimizer.device": "offload_optimizer",
     "zero_optimization.offload_param.device": "offload_param",
@@ -33,7 +30,7 @@ _SAID_BY_FIELDS = {
     "optimizer.params.lr": "lr",
     "gradient_clipping": "clip_grad",
 }
-"""Other keys that a point's fields decide: what tables and pairs go by must be what runs."""
+"""Keys that a point's fields decide: what tables and pairs go by must be what runs."""
 _ANSWERS: dict[str, Answer | None] = {}
 """What DeepSpeed said of a file; None where it could not be asked. It is asked once, not for every
 point of a sweep: that takes seconds, and points differ in what the harness makes, which is no fault
@@ -56,22 +53,15 @@ def read_user_json(path: Path) -> dict[str, Any]:
 def with_user_json(
     config: Mapping[str, Any], table: Mapping[str, Any], point: Point, path: Path
 ) -> dict[str, Any]:
-    """DeepSpeed's config of a point with the user's JSON laid over it.
+    """Return DeepSpeed's config of a point with the user's JSON laid over it.
 
     Raises:
         ConfigError: the file contradicts the point, or itself, or DeepSpeed would refuse it or read
             over a key of it; names key, value and remedy.
     """
-    for key, field in _BATCH.items():
-        if key in table and table[key] != point.value(field):
-            flag = "set accumulation=" if field == "accumulation" else f"{field.replace('_', '-')} "
-            raise ConfigError(
-                f"{path}: {key} = {json.dumps(table[key])}: the run has {field} = "
-                f"{point.value(field)} on {point.dp} data-parallel rank(s); leave the key out, or "
-                f"give --{flag}{table[key]}"
-            )
     made = laid_over(config, table)
-    before, after = dict(_leaves(config)), dict(_leaves(made))
+    said = {**config, "gradient_accumulation_steps": point.accumulation}
+    before, after = dict(_leaves(said)), dict(_leaves(laid_over(said, table)))
     for key, field in _SAID_BY_FIELDS.items():
         # A block that is not there is one that is off.
         was, now = (side.get(key) or "none" for side in (before, after))
@@ -80,7 +70,16 @@ def with_user_json(
                 f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
                 f"{point.value(field)!r}; leave the key out, or give the field or another engine"
             )
-    notes = _new_faults(config, made, point, _asked(table, made, path))
+    answer = _asked(table, made, path)
+    if answer is None:
+        return made
+    # What is wrong without the file, too, is no fault of it.
+    without, found = (
+        explain(side, one, num_ranks=point.dp)
+        for side, one in ((config, replace(answer, refusals=[])), (made, answer))
+    )
+    known = [*without.unknown, *without.faults]
+    notes = [note for note in (*found.unknown, *found.faults) if note not in known]
     if notes:
         texts = [f"{n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes]
         raise ConfigError(f"{path}: {'. '.join(texts)}")
@@ -96,18 +95,6 @@ def _asked(table: Mapping[str, Any], made: Mapping[str, Any], path: Path) -> Ans
             sys.stderr.write(f"{path}: its keys are not checked: {error}\n")
             _ANSWERS[text] = None
     return _ANSWERS[text]
-
-
-def _new_faults(
-    config: Mapping[str, Any], made: Mapping[str, Any], point: Point, answer: Answer | None
-) -> list[Note]:
-    """Return what ``python -m ds_config explain`` finds, but for what the file has no part in."""
-    if answer is None:
-        return []
-    before = explain(config, replace(answer, refusals=[]), num_ranks=point.dp)
-    after = explain(made, answer, num_ranks=point.dp)
-    known = [*before.unknown, *before.faults]
-    return [note for note in (*after.unknown, *after.faults) if note not in known]
 
 
 def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,7 @@ COMMANDS = {
     "plan": "deep_optimizer_states.predict.cli",
     "calibrate": "deep_optimizer_states.calibrate.cli",
     "run": "deep_optimizer_states.run",
-    "timeline": "deep_optimizer_states.timeline",
+    "timeline": "deep_optimizer_states.core.timeline",
 }
 """Command -> the module whose ``main`` it is."""
 

@@ -16,7 +16,7 @@ def settle_policy(
     has_gpu: bool,
     weights_on_host: bool = False,
 ) -> tuple[Settings, str]:
-    """Settings whose policy is no longer ``auto``.
+    """Return settings whose policy is no longer ``auto``.
 
     Args:
         settings: As they were given.
@@ -52,7 +52,13 @@ def settle_policy(
         )
         return settings.model_copy(update={"policy": "dynamic"}), why
     machine = load_machine(settings.machine)
-    sizes = (settings.ratio, settings.tile_numel)
-    choice = choose_policy(numels, machine, num_ranks, *sizes, weights_on_host)
+    choice = choose_policy(
+        numels,
+        machine,
+        num_ranks,
+        offload_ratio=settings.ratio,
+        tile_numel=settings.tile_numel,
+        weights_at="cpu" if weights_on_host else "none",
+    )
     changes = {"policy": choice.policy, "stride": choice.stride}
     return settings.model_copy(update=changes), choice.explanation

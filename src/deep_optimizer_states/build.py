@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from deep_optimizer_states.deepspeed_guard import check_deepspeed
-from deep_optimizer_states.errors import DeepOptimizerStatesError, KernelError
-from deep_optimizer_states.kernels import host
+from deep_optimizer_states.adapter.guard import check_deepspeed
+from deep_optimizer_states.core.kernels import host
+from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
 
 
@@ -29,7 +29,9 @@ def main() -> int:
         for line in clear_stale_locks(folder):
             _say(line)
         with locks_watched(folder, _say):
-            tail = _compare_with_deepspeed()
+            from deep_optimizer_states.adapter.stock_adam import tail_of_fresh_op
+
+            tail = tail_of_fresh_op()
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -39,29 +41,6 @@ def main() -> int:
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
-
-
-def _compare_with_deepspeed() -> object:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-    from torch import zeros
-    from torch.nn import Parameter
-
-    from deep_optimizer_states.kernels.calibrate_tail import find_tail
-
-    try:
-        optimizer = DeepSpeedCPUAdam([Parameter(zeros(1))])
-    except RuntimeError as error:
-        raise KernelError(
-            f"DeepSpeed's cpu_adam op did not build ({error.__cause__ or error}); it needs a C++ "
-            "compiler, ninja and Python's headers (python3-dev on Debian)"
-        ) from error
-    except OSError as error:
-        # torch locks an op in its folder whenever it loads it, built or not.
-        raise KernelError(
-            f"DeepSpeed's cpu_adam op cannot be loaded from {error.filename}: {error.strerror}; "
-            "name a folder that you can write in TORCH_EXTENSIONS_DIR"
-        ) from error
-    return find_tail(optimizer)
 
 
 if __name__ == "__main__":

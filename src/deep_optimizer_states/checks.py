@@ -1,7 +1,8 @@
-"""Tables that users write, checked by their classes: one sentence for each field that is wrong."""
+"""Files and tables that users write or get: read, checked, and written whole or not at all."""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 def explain(
     error: ValidationError, known: Collection[str], prefix: str = "", quote: str = "'"
 ) -> str:
-    """What is wrong with a table, field by field.
+    """Say what is wrong with a table, field by field.
 
     Args:
         error: Of pydantic.
@@ -42,15 +43,31 @@ def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str
 
 
 def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
-    """A TOML file's content.
-
-    Args:
-        path: The file.
-        wrong: Raised, with a sentence, when it cannot be read or is not valid.
-    """
+    """Read a TOML file; what cannot be read or is not valid raises ``wrong``, with a sentence."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise wrong(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise wrong(f"{path}: not valid TOML: {error}") from None
+
+
+def write_whole(path: Path, text: str, overwrite: bool = False) -> None:
+    """Write a text file beside its place and move it there once it is complete.
+
+    Raises:
+        FileExistsError: ``path`` is there and may not be overwritten.
+        OSError: The file cannot be written; names ``path``.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            beside.write_text(text, encoding="utf-8")
+            if overwrite:
+                beside.replace(path)
+            else:
+                os.link(beside, path)  # unlike a rename, it fails where a file is
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

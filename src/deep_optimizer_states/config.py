@@ -80,12 +80,12 @@ class Settings(BaseModel):
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""
     timeline: str = ""
-    """Folder for what every lane did and when, see :mod:`deep_optimizer_states.timeline`; empty for
-    none."""
+    """Folder for what every lane did and when (:mod:`deep_optimizer_states.core.timeline`), or none
+    if empty."""
 
     @property
     def works_in_backward(self) -> bool:
-        """Whether an update, or a part of one, may begin before the norm is known."""
+        """Return whether an update, or a part of one, may begin before the norm is known."""
         return self.step_before_norm or bool(self.prefetch_memory_bytes)
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class Settings(BaseModel):
 
 
 def read_settings(ds_config: Mapping[str, Any]) -> Settings:
-    """Settings that a DeepSpeed config asks for; disabled when it holds no block of ours.
+    """Return the settings that a DeepSpeed config asks for; disabled without a block of ours.
 
     Raises:
         ConfigError: an unknown key (the nearest valid one is named) or a wrong value.
@@ -114,7 +114,7 @@ def read_settings(ds_config: Mapping[str, Any]) -> Settings:
 
 
 def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``ds_config`` in which the paper's keys have become our block.
+    """Return a copy of ``ds_config`` in which the paper's keys have become our block.
 
     ``prefetch_optimizer`` 1 asks for the hybrid update, one subgroup in ``prefetch_optimizer_gap``
     on the GPU; ``part_grads_async`` 1 without it for asynchronous gradients alone (policy

@@ -1,4 +1,4 @@
-"""What can go wrong, each with the setting, lane or file to look at in its message."""
+"""Errors, each with the setting, lane or file to look at in its message."""
 
 
 class DeepOptimizerStatesError(Exception):

@@ -7,18 +7,13 @@ runs. What reaches every rank is the environment: ``PYTHONPATH`` gets a folder w
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 HOOK = Path(__file__).with_name("site_hook")
 """The folder whose ``sitecustomize`` every Python process of the command imports."""
-
-_PYTHON = re.compile(r"python[\d.]*t?")
-_OPTIONS = re.compile(r"-[^-].*")
 
 USAGE = """\
 usage: python -m deep_optimizer_states run COMMAND [ARGUMENT ...]
@@ -44,13 +39,6 @@ def main(argv: Sequence[str]) -> int:
     if asked or not words:
         (sys.stdout if asked else sys.stderr).write(USAGE)
         return 0 if asked else 2
-    if found := keeping_out(words):
-        python, option = found
-        sys.stderr.write(
-            f"{python} {option}: with it Python leaves out PYTHONPATH or sitecustomize, so that "
-            'run does not install the plugin in this process, and a "deep_optimizer_states" block '
-            f"in its config does nothing; take {option} out\n"
-        )
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -61,40 +49,8 @@ def main(argv: Sequence[str]) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
-def keeping_out(words: Sequence[str]) -> tuple[str, ...]:
-    """Find the option by which a command's Python would not import the hook.
-
-    What a shell, a script or a launcher starts further down cannot be seen from here.
-
-    Args:
-        words: The command and its arguments.
-
-    Returns:
-        The Python and ``-E``, ``-I`` or ``-S``, or nothing.
-    """
-    rest = itertools.dropwhile(lambda word: not _PYTHON.fullmatch(Path(word).name), words)
-    python = next(rest, "")
-    for word in rest:
-        if not _OPTIONS.fullmatch(word):
-            break
-        for number, letter in enumerate(word[1:], start=2):
-            if letter in "EIS":
-                return python, f"-{letter}"
-            if letter in "cm":  # the program; what follows is its own
-                return ()
-            if letter in "WX":  # a value follows, in this word or the next
-                if number == len(word):
-                    next(rest, "")
-                break
-    return ()
-
-
 def environment(present: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """The variables of a process whose children have the plugin installed.
-
-    Args:
-        present: The variables that there are; what they say about Python's path stays.
-    """
+    """Return the variables of a process whose children have the plugin installed."""
     folders = [entry for entry in present.get("PYTHONPATH", "").split(os.pathsep) if entry]
     others = [entry for entry in folders if entry != str(HOOK)]
     return {**present, "PYTHONPATH": os.pathsep.join([str(HOOK), *others])}

@@ -33,7 +33,7 @@ _OWN_MACHINE = {
 }
 """File systems that no other machine writes to."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""What Linux calls the namespace from which all processes of the machine are seen."""
+"""Linux's name of the namespace from which all processes of the machine are seen."""
 
 _Inode = tuple[int, int]
 
@@ -127,7 +127,7 @@ def _settle(lock: _Lock, holder: int | None, unseen: str) -> str:
 
 
 def _locks(root: Path) -> list[_Lock]:
-    """Locks of ops in a folder, or in one folder for each Python as torch has it by default."""
+    """List locks of ops in a folder, or in one folder for each Python as torch has it."""
     found = []
     for path in (*root.glob("*/lock"), *root.glob("*/*/lock")):
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def _inode(path: Path) -> _Inode:
 
 
 def _look(root: Path) -> tuple[dict[_Lock, int | None], bool]:
-    """Locks with the process that holds each, and whether every process could be looked into."""
+    """Return each lock with its holder, and whether every process could be looked into."""
     locks, sees_all, holders = _locks(root), True, dict[_Inode, int]()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -157,7 +157,7 @@ def _look(root: Path) -> tuple[dict[_Lock, int | None], bool]:
 
 
 def _held_by(process: Path) -> Iterator[_Inode]:
-    """The files called ``lock`` that a process has open, and its folder if it is ninja."""
+    """Yield the files called ``lock`` that a process has open, and its folder if it is ninja."""
     if (process / "comm").read_text(encoding="utf-8", errors="replace").strip() == "ninja":
         yield _inode(process / "cwd")
     for link in (process / "fd").iterdir():
@@ -173,7 +173,7 @@ def _holder(lock: _Lock, holders: dict[_Inode, int]) -> int | None:
 
 
 def _unseen(lock: _Lock, sees_all: bool) -> str:
-    """Who may hold a lock without being seen; empty if nobody can."""
+    """Say who may hold a lock without being seen; empty if nobody can."""
     if lock.user != os.geteuid() and not (os.geteuid() == 0 and sees_all):
         return "it is another user's, whose processes cannot be looked into"
     place, kind = _mount_of(lock.path)
@@ -189,7 +189,7 @@ def _pid_namespace() -> str:
 
 
 def _mount_of(path: Path) -> tuple[Path, str]:
-    """Where the file system of a path is mounted, and its type."""
+    """Return where the file system of a path is mounted, and its type."""
     found = Path("/"), "unknown"
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         head, _, tail = line.partition(" - ")

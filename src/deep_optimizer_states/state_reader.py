@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class SubgroupState:
-    """What this rank holds of one subgroup: views, each 1-D, one a parameter, without padding.
+    """This rank's part of one subgroup: views, each 1-D, one a parameter, without padding.
 
     Attributes:
         weights: 16-bit weights.
@@ -31,7 +31,7 @@ class SubgroupState:
 
 
 def read_state(engine: Any) -> list[SubgroupState]:
-    """State by subgroup, once no update is in flight; what it views changes with the next one.
+    """Read state by subgroup, in views that the next update changes; one in flight is awaited.
 
     Args:
         engine: A DeepSpeed engine. Below stage 3 everything counts as one subgroup, and masters and
@@ -64,13 +64,13 @@ def _whole_state(engine: Any) -> SubgroupState:
 
 
 def real_numel(param: Any) -> int:
-    """Elements of this rank's slice of a parameter that are not padding, which holds anything."""
+    """Count the elements of this rank's slice that are not padding, which holds anything."""
     numel, rank = int(param.partition_numel()), dist.get_rank(group=param.ds_process_group)
     return max(0, min(numel, int(param.ds_numel) - numel * rank))
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """sha256 of the bytes of tensors, one after the other."""
+    """Return sha256 of the bytes of tensors, one after the other."""
     found = hashlib.sha256()
     for tensor in tensors:
         whole = tensor.detach().to("cpu").contiguous()

@@ -4,7 +4,7 @@ After Song et al., "Optimus-CC" (ASPLOS '23). Three schemes, each of them a sett
 
 - **CB** sends activation gradients between pipeline stages as low-rank pairs, all of them or those
   of the epilogue, with lazy error propagation or without (:mod:`optimus_cc.backpropagation`).
-- **FE** reduces a tied embedding's gradient once (:mod:`optimus_cc.embedding`).
+- **FE** reduces a tied embedding's gradient once (:mod:`optimus_cc.gradients`).
 - **SC** reduces the gradients of the first stages by PowerSGD (:mod:`optimus_cc.selective`).
 
 They run on ``torch.distributed.pipelining`` (:mod:`optimus_cc.pipelining`) and on megatron-core
@@ -33,17 +33,11 @@ __all__ = [
     "add_arguments",
     "from_arguments",
 ]
-_NEED_TORCH = {
-    "COMPRESSION": "traffic",
-    "GradientReduction": "gradients",
-    "Stage": "gradients",
-    "Kind": "traffic",
-    "Traffic": "traffic",
-}
-"""Names, and their modules; imported on first use, so that predictions need no torch."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
-    if name not in _NEED_TORCH:
+    # Imported on first use, so that predictions need no torch.
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
+    module = "gradients" if name in ("GradientReduction", "Stage") else "traffic"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

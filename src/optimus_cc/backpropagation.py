@@ -17,21 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimus_cc import formats
-from optimus_cc.error_feedback import ErrorFeedback
 from optimus_cc.error_statistics import ErrorStatistics
-from optimus_cc.low_rank import require_dtype
+from optimus_cc.formats import make_format
+from optimus_cc.low_rank import ErrorFeedback, Memory, require_dtype
 from optimus_cc.settings import Settings
 from optimus_cc.sizes import num_epilogue_messages
 from optimus_cc.traffic import Kind, Traffic
-
-__all__ = ["BackwardCompressor", "in_epilogue", "num_epilogue_messages"]
 
 
 def in_epilogue(
     micro_batch: int, *, receiver: int, num_stages: int, num_micro_batches: int
 ) -> bool:
-    """Whether a micro-batch (from 0) crosses the link to ``receiver`` in the epilogue."""
+    """Return whether a micro-batch (from 0) crosses the link to ``receiver`` in the epilogue."""
     late = num_epilogue_messages(receiver, num_stages, num_micro_batches)
     return micro_batch >= num_micro_batches - late
 
@@ -51,15 +48,16 @@ class BackwardCompressor:
             traffic: where sent messages are counted.
             seed: of the first queries, or of the rotation; the same on all ranks.
         """
+        self.memory = Memory()
         self.statistics = ErrorStatistics() if settings.check_orth_error else None
-        """What the errors have to do with the activations, if that is asked for."""
+        """Compares the errors with the activations; None unless that is asked for."""
         self._settings = settings
         self._traffic = traffic or Traffic()
-        self._format = formats.of(settings, seed)
-        self._feedback = ErrorFeedback(settings.use_error_feedback)
+        self._format = make_format(settings, seed, self.memory)
+        self._feedback = ErrorFeedback(settings.use_error_feedback, self.memory)
 
     def compress(self, gradient: Tensor, in_epilogue: bool, stream: Hashable = 0) -> Tensor:
-        """What to send in place of an activation gradient.
+        """Return what to send in place of an activation gradient.
 
         Args:
             gradient: (..., hidden) fp32 or bf16.
@@ -84,15 +82,14 @@ class BackwardCompressor:
     def received_shape(
         self, shape: torch.Size, in_epilogue: bool, dtype: torch.dtype
     ) -> torch.Size:
-        """Shape of what :meth:`compress` sends for a gradient of ``shape`` and ``dtype``."""
-        shape = torch.Size(shape)
+        """Return the shape of what :meth:`compress` sends for a gradient."""
         if not self._is_compressed(shape, in_epilogue, dtype):
-            return shape
+            return torch.Size(shape)
         return torch.Size([self._format.packed_numel(shape, dtype)])
 
     @torch.no_grad()
     def restore(self, received: Tensor, shape: torch.Size, in_epilogue: bool) -> Tensor:
-        """The gradient that a received message stands for.
+        """Return the gradient that a received message stands for.
 
         Args:
             received: of :meth:`received_shape`.
@@ -102,27 +99,25 @@ class BackwardCompressor:
         Returns:
             The gradient, of ``shape``, in the type of ``received``.
         """
-        shape = torch.Size(shape)
         if not self._is_compressed(shape, in_epilogue, received.dtype):
             return received
         return self._format.unpack(received, shape).to(received.dtype)
 
     def error(self, shape: torch.Size, stream: Hashable = 0) -> Tensor | None:
-        """What the last compressed message of a stream left out, of ``shape``, fp32."""
-        return self._feedback.error((stream, tuple(shape)))
+        """Return what the last compressed message of a stream left out, of ``shape``, fp32."""
+        return self.memory.of("errors").get((stream, tuple(shape)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Queries, if there are any, and errors, to go on as if training had not stopped."""
-        return {**self._format.state_dict(), **self._feedback.state_dict()}
+        """Return queries, if there are any, and errors."""
+        return self.memory.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave."""
-        self._format.load_state_dict(state)
-        self._feedback.load_state_dict(state)
+        self.memory.load_state_dict(state)
 
     def _is_compressed(self, shape: torch.Size, in_epilogue: bool, dtype: torch.dtype) -> bool:
         return self._settings.compresses_message(in_epilogue) and (
-            self._format.packed_numel(shape, dtype) < shape.numel()
+            self._format.packed_numel(shape, dtype) < torch.Size(shape).numel()
         )
 
     @torch.no_grad()
@@ -131,7 +126,7 @@ class BackwardCompressor:
         # A last, smaller batch has queries and errors of its own.
         key = (stream, tuple(gradient.shape))
         given = self._feedback.add(key, gradient)
-        packed = self._format.pack(key, given, gradient.dtype)
+        packed = self._format.pack(given, gradient.dtype, key)
         if self._feedback.enabled or self.statistics is not None:
             # The error is against what arrives, rounding to the message's type included.
             arriving = self._format.unpack(packed, gradient.shape)

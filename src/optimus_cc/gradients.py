@@ -1,7 +1,12 @@
 """The reduction of a stage's gradients at the end of an iteration: whole, by SC, and with FE.
 
 The order is that of an unfused one: the mean over the data-parallel ranks, then the sum of the tied
-embedding's parts. With FE the embedding leaves the first and is reduced once.
+embedding's parts: the first stage looks tokens up in the embedding and the last one computes logits
+with it, so its gradient is a sum over both.
+
+Fused embedding synchronisation (FE) makes the two reductions of the embedding one all-reduce over
+{first, last stage} x replicas. With V bytes a copy and D replicas a ring then sends
+V (2 D - 1) / D from each rank instead of V (3 D - 2) / D.
 """
 
 from __future__ import annotations
@@ -13,10 +18,66 @@ from typing import Any
 import torch
 from torch import Tensor, distributed as dist
 
-from optimus_cc.embedding import TiedEmbedding
-from optimus_cc.selective import Compressor, compressor
+from optimus_cc.selective import Compressor, by_type, compressor, copy_back
 from optimus_cc.settings import Settings
 from optimus_cc.traffic import COMPRESSION, Kind, Traffic
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands, as far as the tied embedding is concerned."""
+
+    shard: int
+    """Its part of the vocabulary: its tensor-parallel rank."""
+    replica: int
+    """Its data-parallel rank."""
+    has_embedding: bool
+    """True on the first and the last stage."""
+
+
+def group_ranks(places: list[Place], fused: bool) -> list[list[int]]:
+    """Return the ranks that add their gradients of the embedding, group by group.
+
+    Each tensor-parallel rank holds another shard of the vocabulary, and has a group of its own.
+
+    Args:
+        places: of all ranks, in their order.
+        fused: over all replicas, or for each replica apart.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank, place in enumerate(places):
+        if place.has_embedding:
+            key = (place.shard, 0 if fused else place.replica)
+            groups.setdefault(key, []).append(rank)
+    return [groups[key] for key in sorted(groups)]
+
+
+def make_group(place: Place, fused: bool) -> dist.ProcessGroup | None:
+    """Make the groups of all ranks; every rank of the job calls this.
+
+    Returns:
+        The group of this rank, which is at ``place``; None where it has no embedding.
+    """
+    places: list[Place] = [place] * dist.get_world_size()
+    dist.all_gather_object(places, place)
+    mine: dist.ProcessGroup | None = None
+    for ranks in group_ranks(places, fused):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            mine = group
+    return mine
+
+
+@dataclass(frozen=True)
+class TiedEmbedding:
+    """This rank's copy of the embedding, and whom its gradient is added with."""
+
+    weight: torch.nn.Parameter
+    """(rows of the shard, hidden)."""
+    group: dist.ProcessGroup
+    """From :func:`make_group`."""
+    fused: bool
+    """True where the group is over all replicas."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +130,11 @@ class GradientReduction:
         self._traffic = traffic or Traffic()
         self._iteration = 0
         left_out = tied.weight if tied is not None and tied.fused else None
-        trained = [p for p in parameters if p.requires_grad]
-        self._averaged = [p for p in trained if p is not left_out]
-        self._power_sgd: Compressor | None = None
+        self._averaged = [p for p in parameters if p.requires_grad and p is not left_out]
+        self._compressor: Compressor | None = None
         self._warm_up = 0
         if settings.compresses_gradients_of(stage.index) and self._num_replicas > 1:
-            self._power_sgd = compressor(settings, stage.replicas, self._traffic)
+            self._compressor = compressor(settings, stage.replicas, self._traffic)
             self._warm_up = settings.warm_up_iterations(num_iterations)
 
     @torch.no_grad()
@@ -86,46 +146,45 @@ class GradientReduction:
         gradients = [gradient_of(p) for p in self._averaged]
         if self._num_replicas > 1:
             compressed: list[Tensor] = []
-            if self._power_sgd is not None and self._iteration >= self._warm_up:
-                compressed = [g for g in gradients if self._power_sgd.takes(g)]
+            if self._compressor is not None and self._iteration >= self._warm_up:
+                compressed = [g for g in gradients if self._compressor.takes(g)]
                 with self._traffic.timed(COMPRESSION):
-                    self._power_sgd.average(compressed)
+                    self._compressor.average(compressed)
             small = {id(g) for g in compressed}
             with self._traffic.timed(Kind.GRADIENTS):
                 self._average_whole([g for g in gradients if id(g) not in small])
         if self._tied is not None:
-            gradient = gradient_of(self._tied.weight)
-            with self._traffic.timed(Kind.EMBEDDING):
-                self._tied.add(gradient, self._num_replicas)
-            num_ranks = dist.get_world_size(self._tied.group)
-            self._traffic.all_reduce(Kind.EMBEDDING, gradient, num_ranks)
+            self._add_embedding(self._tied)
         self._iteration += 1
 
     def _average_whole(self, gradients: list[Tensor]) -> None:
-        """One all-reduce for all gradients of a type."""
-        for dtype in sorted({g.dtype for g in gradients}, key=str):
-            alike = [g for g in gradients if g.dtype == dtype]
-            flat = torch.cat([g.flatten() for g in alike]).div_(self._num_replicas)
-            dist.all_reduce(flat, group=self._group)
+        for flat, members in by_type(gradients):
+            dist.all_reduce(flat.div_(self._num_replicas), group=self._group)
             self._traffic.all_reduce(Kind.GRADIENTS, flat, self._num_replicas)
-            parts = torch.split(flat, [g.numel() for g in alike])
-            for gradient, part in zip(alike, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+            copy_back(flat, members)
+
+    def _add_embedding(self, tied: TiedEmbedding) -> None:
+        gradient = gradient_of(tied.weight)
+        with self._traffic.timed(Kind.EMBEDDING):
+            if tied.fused:  # else it is averaged over the replicas already
+                gradient.div_(self._num_replicas)
+            dist.all_reduce(gradient, group=tied.group)
+        self._traffic.all_reduce(Kind.EMBEDDING, gradient, dist.get_world_size(tied.group))
 
     def state_dict(self) -> dict[str, Any]:
-        """Iteration, queries and errors, to go on as if training had not stopped."""
-        power_sgd = self._power_sgd.state_dict() if self._power_sgd is not None else None
-        return {"iteration": self._iteration, "power_sgd": power_sgd}
+        """Return iteration, queries and errors, to go on as if training had not stopped."""
+        kept = self._compressor.memory.state_dict() if self._compressor is not None else None
+        return {"iteration": self._iteration, "power_sgd": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave."""
         self._iteration = state["iteration"]
-        if self._power_sgd is not None and state["power_sgd"] is not None:
-            self._power_sgd.load_state_dict(state["power_sgd"])
+        if self._compressor is not None and state["power_sgd"] is not None:
+            self._compressor.memory.load_state_dict(state["power_sgd"])
 
 
 def gradient_of(parameter: torch.nn.Parameter) -> Tensor:
-    """Where a parameter's gradient is accumulated: megatron-core's ``main_grad``, or ``grad``."""
+    """Return where a gradient is accumulated: megatron-core's ``main_grad``, or ``grad``."""
     main: Tensor | None = getattr(parameter, "main_grad", None)
     if main is not None:
         return main

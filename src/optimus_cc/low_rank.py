@@ -1,4 +1,4 @@
-"""Low-rank compression: a matrix as the product of two thin ones.
+"""Low-rank compression, and feedback of the errors that any compression makes.
 
 The method is PowerSGD's (Vogels et al., NeurIPS '19): one step of subspace iteration from a query
 matrix that is kept from call to call. ``P = orthonormal(M Q)``, ``Q = Mᵀ P``, and ``M`` is
@@ -15,20 +15,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimus_cc.sizes import matrix_shape, pair_numel, saves
-
-__all__ = [
-    "DTYPES",
-    "LowRank",
-    "matrix_shape",
-    "orthonormal",
-    "pair_numel",
-    "require_dtype",
-    "saves",
-]
-
 DTYPES = (torch.float32, torch.bfloat16)
 """Types that can be compressed; arithmetic is in fp32 for both."""
+
+
+class Memory:
+    """Tensors that compression keeps from call to call, by what they are and whose they are."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._kept: dict[str, dict[Hashable, Tensor]] = {}
+
+    def of(self, what: str) -> dict[Hashable, Tensor]:
+        """Return the tensors of one kind by their keys, to be read and changed in place."""
+        return self._kept.setdefault(what, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all tensors, to go on as if training had not stopped."""
+        return {
+            what: {key: tensor.clone() for key, tensor in kept.items()}
+            for what, kept in self._kept.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        for what, kept in self._kept.items():
+            kept.clear()
+            kept.update({key: tensor.clone() for key, tensor in state[what].items()})
+
+
+def held_bytes(state: object) -> int:
+    """Return the bytes of all tensors in what a ``state_dict()`` gave."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    return sum(map(held_bytes, state.values())) if isinstance(state, dict) else 0
 
 
 def require_dtype(tensor: Tensor) -> None:
@@ -43,17 +63,47 @@ def require_dtype(tensor: Tensor) -> None:
         )
 
 
+class ErrorFeedback:
+    """Adds what a compressed message left out to the next one.
+
+    Lazy error propagation is this, applied to the activation gradients of successive micro-batches:
+    ``M_i + e_{i-1}`` is compressed, and ``e_i`` is what of it was not sent. The sum of what was
+    sent and of the error that is left is always the sum of what was given. Errors are fp32 for bf16
+    messages too: rounding a small difference to eight bits would lose what it is to save.
+    """
+
+    def __init__(self, enabled: bool, memory: Memory) -> None:
+        """Start without errors; when not ``enabled``, none is ever kept."""
+        self.enabled = enabled
+        self._errors = memory.of("errors")
+
+    def add(self, key: Hashable, message: Tensor) -> Tensor:
+        """Return the message with the error of the last one of its stream, fp32."""
+        exact = message.float()
+        error = self._errors.get(key)
+        return exact if error is None else exact + error
+
+    def keep(self, key: Hashable, given: Tensor, sent: Tensor) -> None:
+        """Remember what was not sent.
+
+        Args:
+            key: the stream.
+            given: what :meth:`add` returned.
+            sent: what the receiver makes of the message, of that shape, fp32. Where the difference
+                is not finite nothing is remembered, or one overflow would spoil all that follows.
+        """
+        if self.enabled:
+            self._errors[key] = torch.nan_to_num(given - sent, nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def orthonormal(matrices: Tensor) -> Tensor:
-    """An orthonormal basis for the columns of each matrix.
+    """Return an orthonormal basis for the columns of each matrix.
 
     Householder QR, which gives orthonormal columns even where those of a matrix depend on each
     other or are zero; Gram-Schmidt would divide by zero there.
 
     Args:
         matrices: (batch, rows, rank) fp32, with rank at most rows.
-
-    Returns:
-        As ``matrices``.
     """
     basis: Tensor = torch.linalg.qr(matrices).Q
     return basis
@@ -67,16 +117,17 @@ class LowRank:
     calls: first queries are drawn from the seed and the shape alone.
     """
 
-    def __init__(self, rank: int, seed: int = 0) -> None:
+    def __init__(self, rank: int, seed: int = 0, memory: Memory | None = None) -> None:
         """Keep the settings; nothing is allocated before the first call.
 
         Args:
             rank: columns of P and Q, at most; a smaller full rank takes its place.
             seed: for the first queries.
+            memory: where queries are kept.
         """
         self.rank = rank
         self._seed = seed
-        self._queries: dict[Hashable, Tensor] = {}
+        self._queries = (memory or Memory()).of("queries")
 
     def factorise(
         self,
@@ -84,7 +135,7 @@ class LowRank:
         matrices: Tensor,
         average: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> tuple[Tensor, Tensor]:
-        """One step of subspace iteration on matrices of one shape, all at once.
+        """Make one step of subspace iteration on matrices of one shape, all at once.
 
         Args:
             key: whose query to go on from; the same matrices (in a later iteration) have the same.
@@ -107,16 +158,8 @@ class LowRank:
         return p, q
 
     def _first_query(self, matrices: Tensor) -> Tensor:
-        """Normal numbers, (batch, columns, r) fp32; drawn on the CPU, equal on every device."""
+        # Drawn on the CPU, the numbers are equal on every device.
         batch, rows, columns = matrices.shape
         generator = torch.Generator().manual_seed(self._seed)
         shape = (batch, columns, min(self.rank, rows, columns))
         return torch.randn(shape, generator=generator).to(matrices.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The queries, to go on as if training had not stopped."""
-        return {"queries": dict(self._queries)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
-        self._queries = dict(state["queries"])

@@ -62,14 +62,14 @@ class CompressedStage(PipelineStage):
         self._awaited: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """As ``PipelineStage`` has it, counted."""
+        """Return the stage's sends of activations, counted."""
         operations = super().get_fwd_send_ops(fwd_chunk_id)
         for operation in operations:
             self.traffic.message(Kind.FORWARD, operation.tensor)
         return operations
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """As ``PipelineStage`` has it, with compressed gradients in place of whole ones."""
+        """Return the stage's sends of gradients, compressed ones in place of whole ones."""
         operations = super().get_bwd_send_ops(bwd_chunk_id)
         late = self._in_epilogue(bwd_chunk_id, self.stage_index - 1)
         with self.traffic.timed(COMPRESSION):
@@ -78,7 +78,7 @@ class CompressedStage(PipelineStage):
         return operations
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """As ``PipelineStage`` has it, into buffers of what arrives."""
+        """Return the stage's receives of gradients, into buffers of what arrives."""
         operations = super().get_bwd_recv_ops(bwd_chunk_id)
         late = self._in_epilogue(bwd_chunk_id, self.stage_index)
         awaited = []

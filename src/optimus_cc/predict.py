@@ -9,6 +9,7 @@ transfer begins when both sides have posted it, as in gloo and NCCL. Nothing nee
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 import tomllib
@@ -16,11 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deep_optimizer_states.predict.model import ModelError, ModelShape, model_from_table
+from deep_optimizer_states.predict.model import Model, ModelError, model_from_table
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from optimus_cc.settings import Settings, SettingsError
 from optimus_cc.sizes import matrix_shape, pair_numel, ring_bytes, saves
@@ -41,9 +41,9 @@ PARTS: dict[str, dict[str, Any]] = {
     "fe": {"emb_comm_opt": True},
     "sc": {"grad_comp": True, "selective_grad_comp": True, "use_error_feedback": True},
 }
-"""What ``+`` puts together; ``cb-all`` compresses every message, not the epilogue's alone."""
+"""Parts that ``+`` puts together; ``cb-all`` compresses all messages, not the epilogue's alone."""
 ALL = ("uncompressed", "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-all+fe+sc")
-"""What ``--scheme all`` compares: the published schemes, and two with all messages compressed."""
+"""Schemes of ``--scheme all``: the published ones, and two with all messages compressed."""
 _NUMBERS = ("inter_grad_comp_rank", "grad_comp_rank", "selective_grad_comp_way")
 _EPILOG = f"""\
 schemes: {", ".join(PARTS)}, and several with '+' between them; 'all' is
@@ -66,7 +66,7 @@ class Workload:
         PredictionError: There are too few stages, or more of them than layers.
     """
 
-    model: ModelShape
+    model: Model
     pp: int  # stages
     dp: int  # replicas
     tp: int  # shards of a stage
@@ -86,7 +86,7 @@ class Workload:
                 "give a smaller pp"
             )
 
-    @cached_property
+    @functools.cached_property
     def layers_of_stages(self) -> tuple[int, ...]:
         """Layers of each stage, as the trainer ``megatron-pipeline`` cuts them."""
         even, more = divmod(self.model.layers, self.pp)
@@ -114,13 +114,13 @@ class Workload:
             return pair_numel(rows, columns, rank) * self.element_bytes, True
         return self.message_bytes, False
 
-    @cached_property
+    @functools.cached_property
     def embedding(self) -> Shape:
         """A rank's shard of the tied embedding."""
         return self.model.padded_vocab_size(self.tp) // self.tp, self.model.hidden
 
-    def parameters(self, stage: int) -> list[Shape]:
-        """Return the shapes of a rank's parameters, the tied embedding left out."""
+    def parameters(self, stage: int, with_embedding: bool = False) -> list[Shape]:
+        """Return the shapes of a rank's parameters, with its copy of the tied embedding or not."""
         model, tp = self.model, self.tp
         hidden, ffn = model.hidden, model.ffn
         projection = hidden + 2 * model.kv_heads * (hidden // model.heads)
@@ -134,25 +134,20 @@ class Workload:
             shapes.append((model.seq_length, hidden))
         if stage == self.pp - 1:
             shapes += [(hidden,), (hidden,)]
+        if with_embedding and self.has_embedding(stage):
+            shapes.append(self.embedding)
         return shapes
 
     def has_embedding(self, stage: int) -> bool:
         """Return whether a stage has a copy of the tied embedding."""
         return stage in (0, self.pp - 1)
 
-    def numel(self, stage: int) -> int:
-        """Return the elements of a rank's parameters, the tied embedding's copy included."""
-        embedding = [self.embedding] if self.has_embedding(stage) else []
-        return sum(map(math.prod, [*self.parameters(stage), *embedding]))
-
     def averaged(self, stage: int, settings: Settings) -> tuple[list[tuple[int, int]], list[Shape]]:
         """Return the shapes of gradients that replicas average: as low-rank pairs, and whole.
 
         SC's warm-up is over. The rule is that of :class:`optimus_cc.gradients.GradientReduction`.
         """
-        shapes = self.parameters(stage)
-        if self.has_embedding(stage) and not settings.emb_comm_opt:
-            shapes = [*shapes, self.embedding]
+        shapes = self.parameters(stage, with_embedding=not settings.emb_comm_opt)
         if not settings.compresses_gradients_of(stage) or self.dp == 1:
             return [], shapes
         pairs: list[tuple[int, int]] = []
@@ -177,7 +172,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a rank computes, alone on its core or GPU, and its link; lists are by stage."""
+    """Times of a rank that is alone on its core or GPU, and its link; lists are by stage."""
 
     forward_s: list[float]  # of a micro-batch
     backward_s: list[float]
@@ -215,7 +210,7 @@ class Cluster:
     cores: float = float("inf")
     recomputes: bool = True
 
-    def workload(self, model: ModelShape, dtype: str) -> Workload:
+    def workload(self, model: Model, dtype: str) -> Workload:
         """Return the iteration of a model that the cluster's file describes."""
         return Workload(
             model=model,
@@ -252,7 +247,7 @@ class Cluster:
             layers += shared_s * workload.layers_of_stages[stage]
             forward.append(layers + logits)
             backward.append((3 if workload.recomputes else 2) * layers + 2 * logits)
-        numels = [workload.numel(stage) for stage in stages]
+        numels = [sum(map(math.prod, workload.parameters(stage, True))) for stage in stages]
         rows, columns = matrix_shape(workload.message_shape)
         rank = settings.inter_grad_comp_rank
         pairs = [workload.averaged(stage, settings)[0] for stage in stages]
@@ -298,7 +293,6 @@ class Prediction:
 
     iteration_s: float  # from its begin to the end of the update, the mean over ranks
     sent_bytes: dict[str, int]  # by kind, of all ranks and copies; reductions as rings
-    num_compressed: Counter[int]  # messages, by the stage that receives them; of all replicas
 
 
 def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
@@ -318,12 +312,11 @@ def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
     return Prediction(
         iteration_s=sum(job.end_s for job in updates) / len(updates),
         sent_bytes=dict(iteration.sent_bytes),
-        num_compressed=iteration.num_compressed,
     )
 
 
 class _Iteration:
-    """What the ranks of an iteration share: the simulator, transfers, counts."""
+    """The simulator, transfers and counts that the ranks of an iteration share."""
 
     def __init__(self, workload: Workload, settings: Settings, costs: Costs) -> None:
         self.workload, self.settings, self.costs = workload, settings, costs
@@ -331,7 +324,6 @@ class _Iteration:
             lambda resource, _: costs.cores if resource == "cores" else costs.bytes_per_s
         )
         self.sent_bytes: Counter[str] = Counter(forward=0, backward=0, gradients=0, embedding=0)
-        self.num_compressed: Counter[int] = Counter()
         self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
 
     def transfer(
@@ -382,25 +374,26 @@ class _Rank:
         return self._do("update", self.costs.update_s[self.stage])
 
     def _schedule(self) -> None:
-        count, forward_s = self.workload.num_micro_batches, self.costs.forward_s[self.stage]
+        send, receive = (functools.partial(self._post, sends) for sends in (True, False))
+        count = self.workload.num_micro_batches
         num_warm_up = min(self.workload.pp - self.stage - 1, count)
         for _ in range(num_warm_up):
-            self._exchange(self._receive("forward"))
-            self._do("forward", forward_s)
-            self._exchange(self._send("forward"))
+            self._exchange(receive("forward"))
+            self._forward()
+            self._exchange(send("forward"))
         if count > num_warm_up:
-            self._exchange(self._receive("forward"))
+            self._exchange(receive("forward"))
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
-            self._do("forward", forward_s)
-            self._exchange(self._receive("backward"), self._send("forward"))
-            self._backward(in_epilogue=False)
-            sent = self._send("backward", in_epilogue=is_final)
-            self._exchange(sent, None if is_final else self._receive("forward"))
+            self._forward()
+            self._exchange(receive("backward"), send("forward"))
+            self._backward()
+            sent = send("backward", in_epilogue=is_final)
+            self._exchange(sent, None if is_final else receive("forward"))
         for _ in range(num_warm_up):
-            self._exchange(self._receive("backward", in_epilogue=True))
+            self._exchange(receive("backward", in_epilogue=True))
             self._backward(in_epilogue=True)
-            self._exchange(self._send("backward", in_epilogue=True))
+            self._exchange(send("backward", in_epilogue=True))
 
     def _do(self, name: str, seconds: float, *after: Job) -> Job:
         lane = f"{self.stage} {self.replica}"
@@ -413,42 +406,37 @@ class _Rank:
         if waited_for:
             self._do("exchange", self.costs.exchange_s, *waited_for)
 
-    def _backward(self, *, in_epilogue: bool) -> None:
+    def _forward(self) -> None:
+        self._do("forward", self.costs.forward_s[self.stage])
+
+    def _backward(self, *, in_epilogue: bool = False) -> None:
         if self.stage < self.workload.pp - 1 and self._size("backward", in_epilogue)[1]:
             self._do("compression", self.costs.restore_s)
         self._do("backward", self.costs.backward_s[self.stage])
 
     def _size(self, kind: str, in_epilogue: bool) -> tuple[int, bool]:
-        """Return the bytes of a message, and whether it is compressed."""
         if kind == "forward":
             return self.workload.message_bytes, False
         return self.workload.gradient_message(self.all.settings, in_epilogue)
 
-    def _send(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
-        """Send to the next stage (forward) or the one before; return what is then waited for."""
+    def _post(self, sends: bool, kind: str, *, in_epilogue: bool = False) -> Job | None:
+        """Post the next message to or from a neighbour; return what is then waited for, if any."""
+        step = 1 if kind == "forward" else -1
+        source = self.stage if sends else self.stage - step
+        target = source + step
+        if not {source, target} <= set(range(self.workload.pp)):
+            return None
         size, is_compressed = self._size(kind, in_epilogue)
-        if is_compressed and self.stage:
-            self.all.num_compressed[self.stage - 1] += 1
+        nbytes = size * self.costs.copies
+        if sends:
+            self.all.sent_bytes[kind] += nbytes
+        if sends and is_compressed:
             self._do("compression", self.costs.pack_s)
-        target = self.stage + (1 if kind == "forward" else -1)
-        if not 0 <= target < self.workload.pp:
-            return None
-        self.all.sent_bytes[kind] += size * self.costs.copies
-        return self._post(kind, self.stage, target, size)[0]
-
-    def _receive(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
-        source = self.stage + (-1 if kind == "forward" else 1)
-        if not 0 <= source < self.workload.pp:
-            return None
-        return self._post(kind, source, self.stage, self._size(kind, in_epilogue)[0])[1]
-
-    def _post(self, kind: str, source: int, target: int, size: int) -> tuple[Job, Job]:
-        """Post the next message between two stages, one of which is this rank's."""
         self._posted[kind, source] += 1
         ends = [f"out {source} {self.replica}", f"in {target} {self.replica}"]
         key = (kind, source, self.replica, self._posted[kind, source])
-        nbytes = size * self.costs.copies
-        return self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
+        transfer = self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
+        return transfer[0 if sends else 1]
 
     def _reduce(self) -> None:
         dp = self.workload.dp
@@ -519,7 +507,7 @@ def load_cluster(name: str) -> Cluster:
         raise PredictionError(f"--cluster {name}: {said}; add or remove it") from None
 
 
-def load_gpt2(name: str) -> ModelShape:
+def load_gpt2(name: str) -> Model:
     """Return a model by its name, or by the path of a TOML file with the same keys.
 
     Raises:
@@ -561,12 +549,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         workload = cluster.workload(load_gpt2(given.model), given.dtype)
         names = ALL if given.scheme == "all" else given.scheme.split(",")
         schemes = {name: settings_of(name, **numbers) for name in names}
-        copies = 1 if given.scatter_gather else workload.tp
-        rows = [
-            row
-            for gbit in given.links or [cluster.link_gbit]
-            for row in _rows(workload, cluster, given.dtype, schemes, gbit, copies)
-        ]
+        rows: list[dict[str, Any]] = []
+        for gbit in given.links or [cluster.link_gbit]:
+            copies = 1 if given.scatter_gather else workload.tp
+            found = {
+                name: predict(
+                    workload, one, cluster.costs(workload, one, given.dtype, gbit, copies)
+                )
+                for name, one in schemes.items()
+            }
+            rows += _rows(gbit, found)
     except (PredictionError, SettingsError) as error:
         sys.stderr.write(f"predict: {error}\n")
         return 2
@@ -574,28 +566,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rows(
-    workload: Workload,
-    cluster: Cluster,
-    dtype: str,
-    schemes: dict[str, Settings],
-    gbit: float,
-    copies: int,
-) -> Iterator[dict[str, Any]]:
-    """Yield a link's rows scheme by scheme."""
-    found = {
-        name: predict(workload, one, cluster.costs(workload, one, dtype, gbit, copies))
-        for name, one in schemes.items()
-    }
-    first, best = next(iter(found.values())), min(one.iteration_s for one in found.values())
+def _rows(gbit: float, found: dict[str, Prediction]) -> Iterator[dict[str, Any]]:
+    times = [one.iteration_s for one in found.values()]
     for scheme, one in found.items():
         yield {
             "kind": "simulated",
             "link": f"{gbit:g} Gb/s",
             "scheme": scheme,
             "iteration_ms": round(one.iteration_s * 1e3, 1),
-            "times_faster": round(first.iteration_s / one.iteration_s, 3),
-            "best": "best" if one.iteration_s == best else "",
+            "times_faster": round(times[0] / one.iteration_s, 3),
+            "best": "best" if one.iteration_s == min(times) else "",
             **{f"{kind}_mb": round(nbytes / 1e6, 3) for kind, nbytes in one.sent_bytes.items()},
         }
 

@@ -1,4 +1,4 @@
-"""Which compression is used, under the names of the options of Optimus-CC's artifact."""
+"""Settings of compression, under the names of the options of Optimus-CC's artifact."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ NO_INTERLEAVING = (
     "link carrying every micro-batch once, and on its epilogue"
 )
 
-
-INTER_GRAD_COMP_METHODS = ("low-rank", "hadamard-4bit", "fp8")
-"""Ways to compress a message between stages."""
-GRAD_COMP_METHODS = ("power-sgd", "torch-power-sgd", "4bit")
-"""Ways to compress gradients over replicas."""
-_OTHER_NAMES = {"check_orth_error": ("--check-orth-error", "--check_orth_error_acti")}
-"""More spellings of an option; the last is the artifact's."""
+METHODS = {
+    "inter_grad_comp_method": ("low-rank", "hadamard-4bit", "fp8"),
+    "grad_comp_method": ("power-sgd", "torch-power-sgd", "4bit"),
+}
+"""Ways to compress a message between stages, and gradients over replicas."""
+_NEEDS = {
+    "inter_grad_comp_epilogue_only": ("inter_grad_comp",),
+    "inter_grad_comp_method": ("inter_grad_comp",),
+    "check_orth_error": ("inter_grad_comp",),
+    "selective_grad_comp": ("grad_comp",),
+    "grad_comp_method": ("grad_comp",),
+    "use_error_feedback": ("inter_grad_comp", "grad_comp"),
+}
+"""Settings that have no effect without one of others."""
 
 
 class SettingsError(ValueError):
@@ -34,7 +41,7 @@ class Settings:
     inter_grad_comp: bool = False
     """CB: compress the activation gradients that are sent to the previous stage."""
     inter_grad_comp_method: str = "low-rank"
-    """How: ``low-rank`` pairs, ``hadamard-4bit`` or ``fp8`` numbers (:mod:`optimus_cc.blocks`)."""
+    """How: ``low-rank`` pairs, ``hadamard-4bit`` or ``fp8`` numbers (:mod:`optimus_cc.formats`)."""
     inter_grad_comp_rank: int = 12
     """Columns of P and Q of an activation gradient, when messages are ``low-rank``."""
     inter_grad_comp_epilogue_only: bool = False
@@ -73,25 +80,16 @@ class Settings:
                 f"grad_comp_warm_up = {self.grad_comp_warm_up}: must be a share of the "
                 "iterations, from 0 to less than 1"
             )
-        for name, known in (
-            ("inter_grad_comp_method", INTER_GRAD_COMP_METHODS),
-            ("grad_comp_method", GRAD_COMP_METHODS),
-        ):
-            if getattr(self, name) not in known:
-                raise SettingsError(
-                    f"{name} = {getattr(self, name)!r}: must be one of {', '.join(known)}"
-                )
-        for name in ("inter_grad_comp_epilogue_only", "inter_grad_comp_method", "check_orth_error"):
-            self._need(name, "inter_grad_comp")
-        for name in ("selective_grad_comp", "grad_comp_method"):
-            self._need(name, "grad_comp")
-        self._need("use_error_feedback", "inter_grad_comp", "grad_comp")
-
-    def _need(self, name: str, *one_of: str) -> None:
-        value = getattr(self, name)
-        if value != _DEFAULTS[name] and not any(getattr(self, other) for other in one_of):
-            needed = " or ".join(f"--{other}" for other in one_of)
-            raise SettingsError(f"{name} = {value!r}: has no effect without {needed}; add it")
+        for name, known in METHODS.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise SettingsError(f"{name} = {value!r}: must be one of {', '.join(known)}")
+        for name, one_of in _NEEDS.items():
+            value = getattr(self, name)
+            is_default = value == self.__dataclass_fields__[name].default
+            if not is_default and not any(getattr(self, other) for other in one_of):
+                needed = " or ".join(f"--{other}" for other in one_of)
+                raise SettingsError(f"{name} = {value!r}: has no effect without {needed}; add it")
 
     def check_stages(self, num_stages: int) -> None:
         """Check the settings against a pipeline.
@@ -112,17 +110,17 @@ class Settings:
             )
 
     def compresses_message(self, in_epilogue: bool) -> bool:
-        """Whether an activation gradient is compressed, given where in the schedule it is sent."""
+        """Return whether an activation gradient is compressed that is sent there."""
         return self.inter_grad_comp and (in_epilogue or not self.inter_grad_comp_epilogue_only)
 
     def compresses_gradients_of(self, stage: int) -> bool:
-        """Whether a stage's gradients are compressed once the warm-up is over; stages from 0."""
+        """Return whether a stage's gradients are compressed after the warm-up; stages from 0."""
         return self.grad_comp and (
             not self.selective_grad_comp or stage < self.selective_grad_comp_way
         )
 
     def warm_up_iterations(self, num_iterations: int) -> int:
-        """How many of all iterations reduce gradients whole.
+        """Return how many of all iterations reduce gradients whole.
 
         Raises:
             SettingsError: the number of iterations is not positive.
@@ -133,22 +131,19 @@ class Settings:
         return int(self.grad_comp_warm_up * num_iterations + 1e-9)
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Settings)}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the artifact's options to a program's own."""
     group = parser.add_argument_group("compressed communication")
     for field in fields(Settings):
-        names = (f"--{field.name}", *_OTHER_NAMES.get(field.name, ()))
         if isinstance(field.default, bool):
-            group.add_argument(*names, action="store_true")
+            group.add_argument(f"--{field.name}", action="store_true")
         else:
-            group.add_argument(*names, type=type(field.default), default=field.default)
+            kind = type(field.default)
+            group.add_argument(f"--{field.name}", type=kind, default=field.default)
 
 
 def from_arguments(arguments: argparse.Namespace) -> Settings:
-    """The settings among a program's parsed arguments.
+    """Return the settings among a program's parsed arguments.
 
     Raises:
         SettingsError: see :class:`Settings`.

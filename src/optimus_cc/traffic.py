@@ -1,4 +1,4 @@
-"""What this rank sends and how long it takes, by kind of communication."""
+"""Counts and times the communication of this rank, by kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimus_cc.sizes import ring_bytes
 
 
 class Kind(StrEnum):
-    """What is communicated, as in the paper's breakdown of an iteration."""
+    """Kinds of communication, as in the paper's breakdown of an iteration."""
 
     FORWARD = "forward"
     """Activations to the next pipeline stage."""
@@ -30,13 +30,11 @@ class Kind(StrEnum):
 
 COMPRESSION = "compression"
 """Beside the kinds, what is timed too: making compressed messages and gradients, restoring them."""
-TIMED = (*map(str, Kind), COMPRESSION)
-"""All that :meth:`Traffic.timed` takes."""
 
 
 @dataclass
 class Sent:
-    """What was sent of one kind."""
+    """Sums over the messages of one kind."""
 
     messages: int = 0
     compressed: int = 0
@@ -46,8 +44,6 @@ class Sent:
 
 class Traffic:
     """Counts at the calls that send, and times those calls where it was given a device.
-
-    A reduction counts what a ring sends from each rank.
 
     **What a time is.** From the call to its end on this rank, waiting for the other side included:
     a stage that waits for a message waits for its neighbour's computing too, which is the
@@ -70,6 +66,13 @@ class Traffic:
         self._device = device
         self.reset()
 
+    def reset(self) -> None:
+        """Start from nothing, such as after an iteration."""
+        self.sent = {kind: Sent() for kind in Kind}
+        self._seconds: dict[str, float] = dict.fromkeys((*map(str, Kind), COMPRESSION), 0.0)
+        self._open: list[str] = []
+        self._spans: list[tuple[str, str | None, Any, Any]] = []
+
     def message(self, kind: Kind, tensor: Tensor, compressed: bool = False) -> None:
         """Count a tensor sent to one other rank."""
         self._count(kind, tensor.nbytes, compressed)
@@ -80,15 +83,18 @@ class Traffic:
         """Count an all-reduce: a ring sends each rank's tensor 2 (n - 1) / n times."""
         self._count(kind, ring_bytes(tensor.nbytes, num_ranks), compressed)
 
+    def _count(self, kind: Kind, sent_bytes: int, compressed: bool) -> None:
+        sent = self.sent[kind]
+        sent.messages += 1
+        sent.compressed += compressed
+        sent.sent_bytes += sent_bytes
+
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the time of the body to a part.
+        """Add the time of the body to a part, which is a kind or ``COMPRESSION``.
 
         Bodies may lie in each other, as a reduction lies in the compression of gradients: the time
         of the inner one is not the outer one's.
-
-        Args:
-            part: a kind, or ``COMPRESSION``.
         """
         if self._device is None:
             yield
@@ -103,7 +109,7 @@ class Traffic:
             self._spans.append((part, outer, begin, self._mark()))
 
     def seconds(self) -> dict[str, float]:
-        """Time of each part since the last reset; on CUDA, waits until the device is there."""
+        """Return each part's time since the last reset; on CUDA, wait until the device is there."""
         for part, outer, begin, end in self._spans:
             elapsed_s = self._elapsed_s(begin, end)
             self._seconds[part] += elapsed_s
@@ -111,19 +117,6 @@ class Traffic:
                 self._seconds[outer] -= elapsed_s
         self._spans.clear()
         return dict(self._seconds)
-
-    def reset(self) -> None:
-        """Start from nothing, such as after an iteration."""
-        self.sent = {kind: Sent() for kind in Kind}
-        self._seconds = dict.fromkeys(TIMED, 0.0)
-        self._open: list[str] = []
-        self._spans: list[tuple[str, str | None, Any, Any]] = []
-
-    def _count(self, kind: Kind, sent_bytes: int, compressed: bool) -> None:
-        sent = self.sent[kind]
-        sent.messages += 1
-        sent.compressed += compressed
-        sent.sent_bytes += sent_bytes
 
     def _mark(self) -> Any:  # noqa: ANN401 - seconds, or an event on the device
         if self._device is None or self._device.type != "cuda":

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from deep_optimizer_states.device import cuda
+from deep_optimizer_states.core.device import cuda
 
 pytestmark = pytest.mark.gpu
 

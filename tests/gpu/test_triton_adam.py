@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from deep_optimizer_states.kernels.host import HostAdam, Tail
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 
 pytestmark = pytest.mark.gpu
 
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [1, 15, 16, 1023, 1_000_003])
 def test_device_kernel_has_the_bits_of_the_host_kernel(numel, grad_dtype, decoupled, mode):
-    from deep_optimizer_states.kernels.triton_adam import TritonAdam
+    from deep_optimizer_states.core.kernels.triton_adam import TritonAdam
 
     tail, generator = Tail(16, mode), torch.Generator().manual_seed(numel)
     host = [torch.randn(numel, generator=generator), torch.zeros(numel), torch.zeros(numel)]
@@ -38,7 +37,7 @@ def test_device_kernel_has_the_bits_of_the_host_kernel(numel, grad_dtype, decoup
 
 @pytest.mark.parametrize("eps", [1e-8, 0.0])
 def test_subnormal_numbers_are_kept(eps):
-    from deep_optimizer_states.kernels.triton_adam import TritonAdam
+    from deep_optimizer_states.core.kernels.triton_adam import TritonAdam
 
     numel = 64
     host = [torch.zeros(numel), torch.full((numel,), 1e-39), torch.full((numel,), 1e-40)]

@@ -47,15 +47,12 @@ def test_gpu_benchmark_in_its_small_form(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_host_benchmark_on_few_elements(tmp_path):
-    path = tmp_path / "figures.json"
+def test_host_benchmark_on_few_elements():
     flags = ("--numel", "100003", "--width", "64", "--layers", "3", "--repeats", "2")
-    done = run("benchmarks.host", *flags, "--threads", "1", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(path.read_text())["results"]
-    assert result["passes"]["equal"]
-    assert set(result["engines"]["equal"].values()) == {True}
+    done = run("benchmarks.host", *flags, "--threads", "1")
+    assert done.returncode == 0, done.stderr  # 1 where bits differ
     assert "stock with a GPU / fused" in done.stdout
+    assert "withheld" not in done.stdout
     steps = [line for line in done.stderr.splitlines() if line.endswith(" ...")]
-    assert len(steps) == 3
+    assert len(steps) == 2
     assert all(line.startswith("bench-host: 1 thread(s): ") for line in steps)

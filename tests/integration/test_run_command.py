@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.run import HOOK, environment, keeping_out
-from launch.hosts.ranks import free_port
+from deep_optimizer_states.run import HOOK, environment
+from launch.hosts.launchers import free_port
 
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
 USES = "deep_optimizer_states: this engine uses the plugin"
@@ -152,38 +152,6 @@ def test_what_cannot_be_run_is_told_in_a_line(elsewhere, words, status, told):
     done = start(*RUN, *words)
     assert done.returncode == status
     assert done.stderr.startswith(told)
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [
-        ("python -I train.py", "-I"),
-        ("nice -n 5 /opt/bin/python3.12 -u -W ignore -X dev -Es -m train", "-E"),
-        ("python3 -BSc pass", "-S"),
-        ("env A=1 python -Wignore -B -- -I", ""),
-        ("python train.py -I -E -S", ""),
-        ("python -m train -I", ""),
-        ("python -mIES", ""),
-        ("python -cIES", ""),
-        ("python - -I", ""),
-        ("accelerate launch -I train.py", ""),
-        ("pythonic -I", ""),
-        ("python", ""),
-        ("python -W", ""),
-    ],
-)
-def test_an_option_that_keeps_the_plugin_out_is_found(command, option):
-    assert keeping_out(command.split())[1:] == (option,) * bool(option)
-
-
-def test_a_python_that_will_not_have_the_plugin_is_warned_of_and_run(elsewhere):
-    _, start = elsewhere
-    done = start(*RUN, sys.executable, "-I", "-c", "print('run')")
-    assert done.stdout == "run\n"
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{sys.executable} -I: ")
-    assert "does not install the plugin in this process" in line
-    assert line.endswith("take -I out")
 
 
 def test_the_environment_of_a_run_within_a_run_is_the_same():

@@ -11,13 +11,13 @@ import psutil
 import pytest
 from processes import is_alive, wait_for
 
-from launch.process.members import end_leftovers
-from launch.process.watch import OomKills
+from launch.process.supervise import end_leftovers
+from launch.process.watch import count_oom_kills
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
 needs_a_counter = pytest.mark.skipif(
-    OomKills().since() is None, reason="needs a kernel that counts out-of-memory kills"
+    count_oom_kills() is None, reason="needs a kernel that counts out-of-memory kills"
 )
 
 

@@ -54,7 +54,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     first.wait()
     first.stdout.close()
     assert all(map(is_alive, ranks))  # orphans, as after a crash
-    second = sweep("ok", "--resume")
+    second = sweep("ok")
     out, _ = second.communicate()
     assert second.returncode == 0
     assert "[1/3] tiny vanilla: done before" in out

@@ -49,14 +49,14 @@ for attention in ("sdpa", "local"):
         })
         gpt = model.make_gpt(point, True).to(model.DTYPES[dtype]).train()
         found, size = gpt_of(point), 4 if dtype == "fp32" else 2
-        assert sorted(found.tensors) == sorted(p.numel() for p in gpt.parameters())
+        assert sorted(found.tensors()) == sorted(p.numel() for p in gpt.parameters())
         ids = torch.randint(0, 300, (2, 64))
         places = torch.arange(64).expand(2, 64).contiguous()
         mask = model.causal_mask(point, torch.device("cpu"))
         saved = saved_bytes(gpt, lambda: gpt(ids, places, mask, labels=ids).sum())
-        sample = found.kept(size, 64, attention == "sdpa")
+        sample = found.kept_of()(size, 64, attention == "sdpa")
         # The loss keeps the exponentials of the logits in fp32.
-        kept = 2 * (3 * sample.layer + sample.head + 64 * 4 * found.vocab_size)
+        kept = 2 * (3 * sample.layer + sample.head + 64 * 4 * found.padded_vocab_size())
         print(kept / saved, file=RESULTS)
 """
 )
@@ -77,7 +77,7 @@ ranks_from_environment({}).export(__import__("os").environ)
 point = Point(model=default_study().load_model("tiny")[0], device="cpu")
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
 with distributed(point, ranks_from_environment({})) as device:
-    gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.ParallelState(), device)
+    gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.parallel_state(), device)
     angles = gpt.rotary_pos_emb(128)[:, 0, 0, :]
     weights = {str(p.dtype) for p in gpt.parameters()}
 parts = sum(hasattr(p, "ds_id") for p in gpt.parameters())

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from trainer_runs import ENVIRONMENT, MODEL, train_together, write_corpus, write_run
+from trainer_runs import ENVIRONMENT, MODEL, train_together, write_run
 
 from configs.schema import Model
 from configs.study import default_study
@@ -44,13 +44,6 @@ APEX = {
     "amp_C.py": "multi_tensor_l2norm = multi_tensor_scale = None\n",
 }
 """The modules of apex that megatron-core and DeepSpeed look for, none of which does anything."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    prefix = tmp_path_factory.mktemp("data") / "corpus"
-    write_corpus(prefix)
-    return prefix
 
 
 @pytest.fixture(scope="module")

@@ -45,23 +45,17 @@ def rows(ladder, name):
     return list(csv.DictReader((ladder / "tables" / name).read_text().splitlines()))
 
 
-def test_two_rungs_agree_closely_and_pass_their_gate(ladder):
+def test_two_rungs_are_what_their_rows_say_agree_closely_and_pass_their_gate(ladder):
     compared = {row["engine"]: row for row in rows(ladder, "comparisons.csv")}
     assert list(compared) == ["stage-2-offload"]
-    assert compared["stage-2-offload"]["equality"] in ("close", "equal")
-    assert "gate close passed" in compared["stage-2-offload"]["verdict"]
-
-
-def test_each_rung_is_what_its_row_says(ladder):
-    runs = {row["engine"]: row for row in rows(ladder, "runs.csv")}
-    assert {name: row["zero_stage"] for name, row in runs.items()} == {
-        "stage-1": "1",
-        "stage-2-offload": "2",
-    }
+    compared = compared["stage-2-offload"]
+    assert compared["equality"] in ("close", "equal")
+    assert "gate close passed" in compared["verdict"]
     configs = [json.loads(path.read_text()) for path in ladder.glob("*/run-001/ds_config.json")]
     zero = {config["zero_optimization"]["stage"]: config for config in configs}
     assert "offload_optimizer" not in zero[1]["zero_optimization"]
     assert zero[2]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert (ladder / "figures" / "ladder.png").stat().st_size > 10_000
 
 
 def test_deepspeeds_own_figures_are_in_the_tables(ladder):
@@ -79,18 +73,12 @@ def test_deepspeeds_own_figures_are_in_the_tables(ladder):
         assert float(row["host_peak_gib"]) > 0.01
 
 
-def test_the_figure_is_there(ladder):
-    assert (ladder / "figures" / "ladder.png").stat().st_size > 10_000
-
-
 @pytest.mark.parametrize("place", ["", "checkpoints/iteration-000003"])
 def test_a_saved_rung_is_evaluated(ladder, place):
     [folder] = ladder.glob("*engine_stage-2-offload/run-001")
     saved = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
     assert saved == ["iteration-000003", "iteration-000004"]
-    done = run(
-        *("launch.evaluate", str(folder / place), "--batch-size", "3", "--batches", "2", "--json"),
-    )
+    done = run("launch.evaluate", str(folder / place), "--batch-size", "3", "--batches", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["iteration"] == (3 if place else 4)

@@ -5,7 +5,6 @@ import shlex
 from hypothesis import given, strategies as st
 
 from configs.errors import ConfigError
-from configs.overrides import apply_overrides
 from configs.study import default_study, make_point
 from configs.templates import filled
 from launch.config_n_run import _ENGINE_KEYS, build_parser, point_from_flags
@@ -46,7 +45,7 @@ def test_a_point_survives_json(point):
 @given(points())
 def test_a_point_survives_the_command_line(point):
     fields = {k: str(v) for k, v in point.model_dump(exclude={"model"}).items()}
-    assert make_point(apply_overrides({"model": "tiny"}, fields)) == point
+    assert make_point(STUDY.overlaid({"model": "tiny"}, fields)) == point
 
 
 PAPERS = shlex.split("-m 7 -H 64 -F 128 -N 2 -L 2 -U 32 -S 2 -K 1")

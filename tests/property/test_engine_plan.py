@@ -5,9 +5,9 @@ import functools
 
 from hypothesis import given, strategies as st
 
-from deep_optimizer_states.plan import Kind, Plan, Tile
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
-from deep_optimizer_states.split import RunTimeSplit
+from deep_optimizer_states.core.plan import Kind, Plan, Tile
+from deep_optimizer_states.core.policies import RunTimeSplit
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 
 numels = st.lists(st.integers(0, 500), max_size=12)
 policies = st.sampled_from(["all-host", "ratio", "stride", "all-device", "dynamic"])

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from parse.log import read_log
-from parse.two_runs import compare, comparison_json, log_notes
+from parse.verdict import compare, log_notes
 
 NAME = "log-1B-tp1-dp{}-l2-h8-a2-sl16-gbs4-mbs1-ratio1-subg10-prefetch1-flush_async1-opt_gaps2.log"
 PHASES = ("fwd", "bwd", "bwd_inner", "bwd_allreduce", "step")
@@ -136,8 +136,9 @@ def test_a_damaged_log_is_never_an_error(rows, flips, kept, noise):
     for position, value in flips:
         data[position % len(data)] = value
     damaged = bytes(data[: int(kept * len(data))]) + noise
+    if damaged[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return  # UTF-16 is refused by name
     log, whole = read_text(damaged), read_text("\n".join(log_lines(rows, 1)).encode())
-    result = compare(whole, log)
-    json.dumps(comparison_json((whole, log), result, ("a", "b"), ("a", "b")), allow_nan=False)
+    json.dumps(compare(whole, log), allow_nan=False)
     assert all(note.isprintable() for note in log_notes(log))
     assert len(log.iterations) <= len(rows) + 1

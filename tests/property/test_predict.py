@@ -5,15 +5,15 @@ import dataclasses
 from hypothesis import assume, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.plan import Plan
+from deep_optimizer_states.core.plan import Plan
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
 from deep_optimizer_states.predict.update import LANES, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
 BASE = load_machine("h100x4")
-SHAPE = ModelShape("any", 1024, 2816, 8, 16, 4)
+SHAPE = Model("any", 1024, 2816, 8, 16, 4)
 POLICIES = ("all-host", "stride", "all-device", "dynamic")
 gigabytes = st.floats(8e9, 80e9)
 parameters = st.floats(0.5e9, 8e9)
@@ -41,7 +41,8 @@ def busy_s(run, lane):
     return sum(job.end_s - job.begin_s for job in run.jobs if job.lane == lane)
 
 
-ON_THE_DEVICE, ON_THE_HOST = st.just(False), st.just(True)
+ON_THE_DEVICE, ON_THE_HOST = st.just("none"), st.just("cpu")
+EITHER = ON_THE_DEVICE | ON_THE_HOST
 """Where 16-bit weights live."""
 
 
@@ -63,7 +64,7 @@ def workloads(
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
         keeps_device_grads=draw(st.booleans()),
-        weights_on_host=draw(on_host),
+        weights_at=draw(on_host),
         subgroup_numels=numels,
     )
 
@@ -75,7 +76,7 @@ def workloads(
 def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_it_lasts(
     workload, machine, policy
 ):
-    run = simulate_update(workload, machine, policy)
+    run = simulate_update(dataclasses.replace(workload, policy=policy), machine)
     assert Plan.parse(str(run.plan)) == run.plan
     assert set(run.ready_s) == set(range(run.plan.num_tiles))
     end = max(job.end_s for job in run.jobs)
@@ -84,24 +85,29 @@ def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_i
 
 
 @settings(max_examples=25, deadline=None)
-@given(workloads(("ours",), st.booleans()), machines(), st.sampled_from(POLICIES))
+@given(workloads(("ours",), EITHER), machines(), st.sampled_from(POLICIES))
 def test_nothing_beats_the_bound(workload, machine, policy):
     assume(workload.offload_ratio == 1.0)
     bound = bound_update_s(workload, machine)
     # The bound's device shares are those of a grid of 200.
-    assert simulate_update(workload, machine, policy).seconds >= bound * (1 - 1 / 50)
+    assert simulate_update(
+        dataclasses.replace(workload, policy=policy), machine
+    ).seconds >= bound * (1 - 1 / 50)
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(("ours",), st.booleans()), machines())
+@given(workloads(("ours",), EITHER), machines())
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
-    way = (1.0, workload.tile_numel, workload.weights_on_host)
-    choice = choose_policy(workload.subgroups, machine, 4, *way)
+    fields = {name: getattr(workload, name) for name in ("tile_numel", "weights_at")}
+    choice = choose_policy(workload.subgroups, machine, 4, **fields)
     # As far as an optimizer knows the run, which keeps gradients on the device where there is room.
     known = {"dp": 4, "offload_ratio": 1.0, "keeps_device_grads": True}
     whole = dataclasses.replace(workload, **known)
     for policy in ("all-host", "all-device", "dynamic"):
-        assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
+        assert (
+            choice.seconds
+            <= 1.06 * simulate_update(dataclasses.replace(whole, policy=policy), machine).seconds
+        )
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,7 +11,6 @@ from unittest import mock
 
 import torch
 from torch import distributed as dist, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from optimus_cc import (
@@ -23,7 +22,7 @@ from optimus_cc import (
     Traffic,
     traffic as traffic_module,
 )
-from optimus_cc.embedding import Place, TiedEmbedding, make_group
+from optimus_cc.gradients import Place, TiedEmbedding, make_group
 from optimus_cc.pipelining import CompressedStage
 
 HIDDEN, NARROW, TOKENS = 16, 4, 32
@@ -112,7 +111,7 @@ def backward(rank, **settings):
 
 def pipelines(groups):
     """Every case of backpropagation over two and four stages."""
-    four, two = groups["four"], groups["two"]
+    four = groups["four"]
     late = backward(2, inter_grad_comp_epilogue_only=True)
     results = {
         "whole": Pipeline(four, Settings(), 8).run(),
@@ -125,10 +124,10 @@ def pipelines(groups):
         "whole-bf16": Pipeline(four, Settings(), 8, torch.bfloat16).run(),
         "narrow-bf16": Pipeline(four, backward(NARROW), 8, torch.bfloat16).run(),
     }
-    for name, group in (("two", two), ("four", four)):
-        for count in (4, 5, 8):
-            results[f"late-{name}-{count}"] = Pipeline(group, late, count).run(1)
-        results[f"late-{name}-gpipe"] = Pipeline(group, late, 6, kind=ScheduleGPipe).run(1)
+    for group in (groups["two"], four):
+        for count in (4, 8):
+            results[f"late-{group.size()}-{count}"] = Pipeline(group, late, count).run(1)
+        results[f"late-{group.size()}-gpipe"] = Pipeline(group, late, 6, kind=ScheduleGPipe).run(1)
     return results
 
 
@@ -162,41 +161,31 @@ def refusals():
     return ""
 
 
-def tied_embedding(fused, shard, replica, stage, data_group, spans_shards=False):
-    """Reduce a gradient of whole numbers; ``spans_shards``: over other parts of the vocabulary."""
-    group = make_group(Place(0 if spans_shards else shard, replica, True), fused)
+def tied_embedding(fused, rank, replicas):
+    """Reduce a gradient of whole numbers over two stages, each of two replicas."""
+    stage, replica = divmod(rank, 2)
+    group = make_group(Place(0, replica, True), fused)
     weight = nn.Parameter(torch.zeros(6, 4))
-    weight.grad = embedding_gradient(shard, replica, stage)
+    weight.grad = embedding_gradient(replica, stage)
     traffic = Traffic()
-    tied = TiedEmbedding(weight, group, fused)
-    place = Stage(stage, 2, data_group)
-    settings = Settings(emb_comm_opt=fused)
     reduction = GradientReduction(
-        [weight], place, settings, num_iterations=1, tied=tied, traffic=traffic
+        [weight],
+        Stage(stage, 2, replicas),
+        Settings(emb_comm_opt=fused),
+        num_iterations=1,
+        tied=TiedEmbedding(weight, group, fused),
+        traffic=traffic,
     )
     reduction.reduce()
-    sent = traffic.sent
-    total = sent[Kind.GRADIENTS].sent_bytes + sent[Kind.EMBEDDING].sent_bytes
-    return {"gradient": weight.grad, "bytes": total, "numel": weight.numel()}
+    kinds = (Kind.GRADIENTS, Kind.EMBEDDING)
+    total = sum(traffic.sent[kind].sent_bytes for kind in kinds)
+    return {"gradient": weight.grad, "bytes": total}
 
 
-def embedding_gradient(shard, replica, stage):
+def embedding_gradient(replica, stage):
     """Even whole numbers, so that their mean over two replicas is one too."""
-    generator = torch.Generator().manual_seed(100 * shard + 10 * replica + stage)
+    generator = torch.Generator().manual_seed(10 * replica + stage)
     return 2.0 * torch.randint(-50, 50, (6, 4), generator=generator)
-
-
-def embeddings(rank, groups):
-    """Two shards by two stages, and two replicas by two stages."""
-    results = {}
-    stage, other = divmod(rank, 2)
-    for fused in (False, True):
-        name = "fused" if fused else "unfused"
-        alone = groups["alone"]
-        results[f"shards-{name}"] = tied_embedding(fused, other, 0, stage, alone)
-        results[f"replicas-{name}"] = tied_embedding(fused, 0, other, stage, groups["replicas"])
-    results["shards-spanned"] = tied_embedding(True, other, 0, stage, alone, spans_shards=True)
-    return results
 
 
 def local_gradient(rank, iteration):
@@ -204,11 +193,10 @@ def local_gradient(rank, iteration):
     return torch.randn((24, HIDDEN), generator=generator)
 
 
-def selective(rank, group, stage=0, iterations=6, dtype=torch.float32, **others):
+def selective(rank, group, stage=0, iterations=6, **others):
     """Reduce made-up gradients of two matrices and a vector for some iterations."""
     settings = Settings(grad_comp=True, grad_comp_rank=3, grad_comp_warm_up=0.34, **others)
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((24, HIDDEN), (24, HIDDEN), (5,))]
-    parameters = [nn.Parameter(p.to(dtype)) for p in parameters]
     traffic = Traffic()
     reduction = GradientReduction(
         parameters, Stage(stage, 2, group), settings, num_iterations=iterations, traffic=traffic
@@ -216,85 +204,31 @@ def selective(rank, group, stage=0, iterations=6, dtype=torch.float32, **others)
     reduced, sent_bytes, compressed = [], [], []
     for iteration in range(iterations):
         for number, parameter in enumerate(parameters):
-            gradient = (local_gradient(rank, iteration) + number).to(dtype)
+            gradient = local_gradient(rank, iteration) + number
             parameter.grad = gradient[:5, 0].clone() if number == 2 else gradient
         traffic.reset()
         reduction.reduce()
         reduced.append([p.grad.clone() for p in parameters])
         sent_bytes.append(traffic.sent[Kind.GRADIENTS].sent_bytes)
         compressed.append(traffic.sent[Kind.GRADIENTS].compressed)
-    errors = reduction.state_dict()["power_sgd"]
-    return {
-        "reduced": reduced,
-        "bytes": sent_bytes,
-        "compressed": compressed,
-        "errors": errors and errors["errors"],
-    }
-
-
-def torch_hook(rank, group, query):
-    """The same gradients by torch's hook and by ours, both from one query."""
-    model = nn.Linear(HIDDEN, 24, bias=False)
-    whole = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
-    settings = Settings(
-        grad_comp=True, grad_comp_rank=3, grad_comp_warm_up=0.2, use_error_feedback=True
-    )
-    state = torch_power_sgd.PowerSGDState(
-        process_group=group,
-        matrix_approximation_rank=3,
-        start_powerSGD_iter=2,
-        min_compression_rate=1,
-        use_error_feedback=True,
-    )
-    whole.register_comm_hook(state, torch_power_sgd.powerSGD_hook)
-    state.p_memory_dict[0] = torch.zeros(24 * 3)
-    state.q_memory_dict[0] = query.flatten().clone()
-    seen = []
-    for iteration in range(10):
-        model.weight.grad = None
-        # The gradient of this product's sum is what the rank is to reduce.
-        (whole(torch.eye(HIDDEN)) * local_gradient(rank, iteration).T).sum().backward()
-        seen.append(model.weight.grad.clone())
-    parameter = nn.Parameter(torch.zeros(24, HIDDEN))
-    reduction = GradientReduction([parameter], Stage(0, 2, group), settings, num_iterations=10)
-    reduction._power_sgd._low_rank._queries[(24, HIDDEN, "torch.float32")] = query[None].clone()
-    ours = []
-    for iteration in range(10):
-        parameter.grad = local_gradient(rank, iteration)
-        reduction.reduce()
-        ours.append(parameter.grad.clone())
-    return {"torch": seen, "ours": ours}
+    return {"reduced": reduced, "bytes": sent_bytes, "compressed": compressed}
 
 
 def main(out):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    rank = dist.get_rank()
-    pairs = dict.fromkeys(("two", "replicas", "alone"))
-    layouts = {
-        "two": ([0, 1], [2, 3]),
-        "replicas": ([0, 1], [2, 3]),
-        "alone": ([0], [1], [2], [3]),
-    }
-    for name, layout in layouts.items():
-        for ranks in layout:
-            group = dist.new_group(ranks)
-            if rank in ranks:
-                pairs[name] = group
-    groups = {**pairs, "four": dist.group.WORLD}
-    world = dist.group.WORLD
-    query = torch.randn((HIDDEN, 3), generator=torch.Generator().manual_seed(9))
-    feedback = {"use_error_feedback": True}
-    results = pipelines(groups) | embeddings(rank, groups)
+    rank, world = dist.get_rank(), dist.group.WORLD
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    pair = pairs[rank // 2]
+    results = pipelines({"two": pair, "four": world})
     results |= {
+        "fused": tied_embedding(True, rank, pair),
+        "unfused": tied_embedding(False, rank, pair),
         "interleaved": refusals(),
-        "sc": selective(rank, world, **feedback),
-        "sc-no-feedback": selective(rank, world),
-        "sc-bf16": selective(rank, world, dtype=torch.bfloat16, **feedback),
+        "sc": selective(rank, world),
         "sc-other-stage": selective(
             rank, world, stage=1, selective_grad_comp=True, selective_grad_comp_way=1
         ),
-        "torch-hook": torch_hook(rank, world, query),
     }
     torch.save(results, Path(out) / f"{rank}.pt")
     dist.destroy_process_group()

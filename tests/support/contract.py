@@ -42,7 +42,6 @@ HELP = {
             "launch.run",
             "launch.sweep",
             "launch.status",
-            "launch.submit",
             "launch.export",
             "launch.zero_shot",
             "parse",

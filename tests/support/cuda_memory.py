@@ -26,9 +26,9 @@ from cuda_runtime import CudaRuntime
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from deep_optimizer_states.device import cuda
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.core.device import cuda
+from deep_optimizer_states.core.kernels.adam import AdamTensors
+from deep_optimizer_states.core.kernels.host import HostAdam
 
 _ATEN = torch.ops.aten
 _BLOCKING = (_ATEN._local_scalar_dense.default, _ATEN.equal.default)

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import torch
 from engine_updates import GROUP, make_executor, make_scalars, make_subgroups, make_work
 
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.gate import Background, Update
-from deep_optimizer_states.kernels.scalars import BetaPowers
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.plan import Tile, subgroup_offsets
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
-from deep_optimizer_states.zero3.gradients import GradientFlush
-from deep_optimizer_states.zero3.stock import Layout
+from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
+from deep_optimizer_states.adapter.zero3.stock import Layout
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers
+from deep_optimizer_states.core.plan import Tile, subgroup_offsets
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.update import Background, Update
 
 MICRO_STEPS = 2
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from deep_optimizer_states.executor import Executor, Sizes, Work
-from deep_optimizer_states.kernels.host import HostAdam, Tail
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.executor import Executor, Types, Work
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -39,8 +38,7 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
 
 
 def make_executor(schedule, device, timeline=None):
-    sizes = Sizes.of(schedule, torch.bfloat16, torch.bfloat16)
-    return Executor(sizes, device, ADAM, 2, timeline)
+    return Executor(schedule, Types(torch.bfloat16, torch.bfloat16), device, ADAM, 2, timeline)
 
 
 def make_work(schedule, subgroups, scalars, device_grads=None):

@@ -14,7 +14,7 @@ VERSION = deepspeed.__version__.partition("+")[0].strip()
 
 
 def ask(table):
-    """What ``ds_config.release.ask`` returns."""
+    """Return what ``ds_config.release.ask`` returns."""
     found = installed.answer(without_auto(table), table)
     return read_answer(VERSION, json.loads(json.dumps(found)))
 

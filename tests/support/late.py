@@ -14,10 +14,10 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from deep_optimizer_states import gate
-from deep_optimizer_states.device import cuda, emulated
-from deep_optimizer_states.latch import Latch
-from deep_optimizer_states.timeline import WAIT
+from deep_optimizer_states.core import update as gate
+from deep_optimizer_states.core.device import cuda, emulated
+from deep_optimizer_states.core.device.base import Latch
+from deep_optimizer_states.core.timeline import WAIT
 
 
 class World:

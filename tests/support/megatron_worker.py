@@ -6,7 +6,6 @@ Writes ``OUT/RANK.pt``, results by name.
 """
 
 import contextlib
-import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,18 +13,15 @@ from unittest import mock
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-from megatron.core.transformer.torch_norm import WrappedTorchNorm
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed as dist
 
+from configs.schema import Model, Point
 from launch.trainer import megatron_cpu
+from launch.trainer.model import make_gpt
 from optimus_cc import (
     GradientReduction,
     Kind,
@@ -37,57 +33,23 @@ from optimus_cc import (
     traffic as traffic_module,
 )
 from optimus_cc.backpropagation import BackwardCompressor
-from optimus_cc.embedding import Place, TiedEmbedding, make_group
+from optimus_cc.gradients import Place, TiedEmbedding, make_group
 from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
 
-LAYERS, HIDDEN, LENGTH, VOCABULARY, MICRO_BATCH = 4, 16, 8, 32, 2
+HIDDEN, LENGTH, VOCABULARY, MICRO_BATCH = 16, 8, 32, 2
 CPU = torch.device("cpu")
+MODEL = Model(
+    name="m", hidden=HIDDEN, ffn=64, layers=4, heads=2, kv_heads=2, seq_length=LENGTH,
+    vocab_size=VOCABULARY, architecture="gpt2",
+)  # fmt: skip
 
 
-def transformer_config(tp, pp, **others):
-    return TransformerConfig(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        num_attention_heads=2,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        params_dtype=torch.float32,
-        pipeline_dtype=torch.float32,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        use_cpu_initialization=True,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
-        apply_rope_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        batch_p2p_sync=False,
-        **others,
-    )
-
-
-def gpt(config, groups):
+def gpt(tp, groups):
     """This rank's part of a small GPT-2 with a tied embedding; the same for every call."""
     torch.manual_seed(1)
-    layer = get_gpt_layer_local_spec()
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = WrappedTorchNorm
-    specification = TransformerBlockSubmodules(
-        layer_specs=[layer] * (LAYERS // config.pipeline_model_parallel_size),
-        layer_norm=WrappedTorchNorm,
-    )
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=specification,
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        pre_process=groups.pp.rank() == 0,
-        post_process=groups.pp.rank() == groups.pp.size() - 1,
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-        parallel_output=True,
-        pg_collection=groups,
-    )
+    pp = groups.pp.size()
+    point = Point(model=MODEL, tp=tp, pp=pp, dtype="fp32", activation_checkpointing=False)
+    return make_gpt(point, on_cpu=True, stage=groups.pp.rank())
 
 
 def forward_step(batches, model):
@@ -105,8 +67,8 @@ class Training:
     def __init__(self, tp, pp, settings, *, stock=False, shard=None, seed=0):
         """``shard``: which part of the vocabulary the embedding's group takes this rank to have."""
         self.groups = ProcessGroupCollection.use_mpu_process_groups()
-        self.config = transformer_config(tp, pp)
-        self.model = gpt(self.config, self.groups)
+        self.model = gpt(tp, self.groups)
+        self.config = self.model.config
         self.traffic = Traffic(CPU)
         self.stage = self.groups.pp.rank()
         has_embedding = self.stage in (0, pp - 1)
@@ -295,7 +257,7 @@ def timed(settings):
 
 def refused(groups, **changes):
     """What a model is told whose schedule or messages cannot be compressed."""
-    config = transformer_config(1, groups.pp.size())
+    config = gpt(1, groups).config
     for name, value in changes.items():
         setattr(config, name, value)
     try:
@@ -305,29 +267,11 @@ def refused(groups, **changes):
     return ""
 
 
-def signatures():
-    """Parameters of each method that megatron-core calls: ours and its own."""
-    methods = (
-        "send_backward",
-        "recv_backward",
-        "send_backward_recv_forward",
-        "send_forward_recv_backward",
-        "_communicate",
-    )
-    return {
-        name: [
-            list(inspect.signature(getattr(owner, name)).parameters)
-            for owner in (CompressedCommunicator, P2PCommunicator)
-        ]
-        for name in methods
-    }
-
-
 def main(out):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     megatron_cpu.apply(pipelines=True)
-    results = {"signatures": signatures()}
+    results = {}
     layouts = ((1, 4, four_stages), (2, 2, two_shards_two_stages), (1, 2, two_replicas_two_stages))
     for tp, pp, cases in layouts:
         parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)

@@ -1,10 +1,11 @@
-"""Rank of the tests of other ways to reduce gradients: two gloo ranks, all cases in one start.
+"""Rank of the tests of reductions and of few bits: two gloo ranks, all cases in one start.
 
     python peers_worker.py OUT
 
 Writes ``OUT/RANK.pt``, results by name.
 """
 
+import io
 import sys
 from pathlib import Path
 
@@ -60,18 +61,10 @@ def reduced(group, method, first=0, state=None, spoil=None, dtype=torch.float32,
         traffic.reset()
         reduction.reduce()
         seen.append([p.grad.clone() for p in parameters])
-        states.append(torch.load(saved(reduction.state_dict()), weights_only=True))
+        file = io.BytesIO()  # a state as a checkpoint keeps it
+        torch.save(reduction.state_dict(), file)
+        states.append(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     return {"seen": seen, "states": states, "bytes": traffic.sent[Kind.GRADIENTS].sent_bytes}
-
-
-def saved(state):
-    """A state as a checkpoint keeps it."""
-    import io
-
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return file
 
 
 def continued(group, method, **others):
@@ -122,14 +115,13 @@ def main(out):
     world = dist.group.WORLD
     feedback = {"use_error_feedback": True}
     results = {"hook": hook(world)}
-    for method in ("4bit", "torch-power-sgd"):
+    for method in ("4bit", "torch-power-sgd", "power-sgd"):
         results[method] = continued(world, method, **feedback)
         results[f"{method}-no-feedback"] = reduced(world, method)
         results[f"{method}-bf16"] = reduced(world, method, dtype=torch.bfloat16, **feedback)
         results[f"{method}-spoilt"] = continued(world, method, spoil=1, **feedback)
     for method in ("hadamard-4bit", "fp8"):
         results[method] = messages(world, method, check_orth_error=True, **feedback)
-        results[f"{method}-late"] = messages(world, method, inter_grad_comp_epilogue_only=True)
     results["unchecked"] = messages(world, "fp8", **feedback)
     torch.save(results, Path(out) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

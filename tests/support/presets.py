@@ -104,14 +104,14 @@ def zero_3(**more):
 
 
 def without_param_offload(config):
-    """What a user whose weights fit on the GPU makes of such a preset."""
+    """Change a preset as a user does whose weights fit on the GPU."""
     zero = dict(config["zero_optimization"])
     del zero["offload_param"]
     return {**config, "zero_optimization": zero}
 
 
 def with_optimizer_offload(config):
-    """What a user whose optimizer state does not fit on the GPU makes of such a preset."""
+    """Change a preset as a user does whose optimizer state does not fit on the GPU."""
     zero = {**config["zero_optimization"], "offload_optimizer": CPU}
     return {**config, "zero_optimization": zero}
 

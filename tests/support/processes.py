@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 DEADLINE_S = 240.0
-"""How long a wait for what must come may take on the busiest machine."""
+"""A wait for what must come may take so long on the busiest machine."""
 _PR_SET_CHILD_SUBREAPER = 36
 kept = set()
 """Numbers of processes that serve many tests (``prepared.py``); they end with the session."""
@@ -37,7 +37,7 @@ def python_path(*folders):
 
 
 def wait_for(find, deadline_s=DEADLINE_S):
-    """What ``find`` returns, as soon as that is true."""
+    """Return what ``find`` returns, as soon as that is true."""
     deadline = time.monotonic() + deadline_s
     while not (found := find()):
         assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain"
@@ -46,7 +46,7 @@ def wait_for(find, deadline_s=DEADLINE_S):
 
 
 def is_alive(pid):
-    """Whether a process runs; one that has ended and whose status nobody took does not."""
+    """Return whether a process runs; one that has ended and whose status nobody took does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -76,7 +76,7 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure():
-    """What an interrupted test leaves ends here, after the teardown of its fixtures."""
+    """End what an interrupted test leaves, after the teardown of its fixtures."""
     kept.clear()
     _end_all_but(set())
 

@@ -12,9 +12,10 @@ import prepared
 from processes import python_path
 from ranks import free_port, run_ranks
 
-from configs.study import default_study
+from configs.study import Study, default_study
 from dataset import indexed
-from launch.ds_json import deepspeed_config
+from launch.trainers import OWN_TRAINER
+from launch.trainers.own import PipelineTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -43,48 +44,39 @@ def write_corpus(prefix: Path) -> None:
 
 
 def write_run(
-    run_dir: Path, corpus: Path, fields: dict[str, Any], **ds_changes: dict[str, Any]
+    run_dir: Path,
+    corpus: Path,
+    fields: dict[str, Any],
+    study: Study | None = None,
+    **ds_changes: Any,
 ) -> Path:
-    defaults = {
-        "model": MODEL,
-        "micro_batch_size": 2,
-        "global_batch_size": 4,
-        "iterations": ITERATIONS,
-        "subgroup_numel": 20_000,
-        "device": "cpu",
-    }
-    point = default_study().point_type(**{**defaults, **fields})
+    """Make a run folder; a study's point is one of the pipeline trainer's, others DeepSpeed's."""
+    run_dir.mkdir(exist_ok=True)
+    trainer = OWN_TRAINER if study is None else PipelineTrainer()
+    defaults = {"model": MODEL, "micro_batch_size": 2, "global_batch_size": 4, "device": "cpu",
+                "iterations": ITERATIONS, "subgroup_numel": 20_000}  # fmt: skip
+    known = (study or default_study()).point_type
+    point = known(**{k: v for k, v in {**defaults, **fields}.items() if k in known.model_fields})
     run = {
         "schema_version": 2,
         "run_id": "test",
+        "study": (study or default_study()).as_table(),
         "point": point.model_dump(mode="json"),
         "log": point.log_name,
         "metrics": "metrics.jsonl",
         "data_prefix": str(corpus),
     }
-    ds_config = {**deepspeed_config(point), **ds_changes}
-    (run_dir / "ds_config.json").write_text(json.dumps(ds_config))
+    (run_dir / "ds_config.json").write_text(json.dumps({**trainer.ds_config(point), **ds_changes}))
     path = run_dir / "run.json"
     path.write_text(json.dumps(run))
     return path
 
 
-def launch(run_json: Path, *words: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run the trainer's program on a run file; returns its exit code and output.
-
-    Args:
-        run_json: the run file.
-        words: further words of the command line.
-        anew: whether one rank is a process from its start on, as several ranks under torchrun are,
-            and not forked from one that has imported what it needs.
-    """
+def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the trainer's program on a run file; returns its exit code and output."""
     point = json.loads(run_json.read_text())["point"]
     num_ranks = point["tp"] * point["dp"]
     program = ["-m", "launch.pretrain_gpt", str(run_json), *words]
-    if num_ranks == 1 and not anew:
-        output = run_json.with_name("output")
-        [code] = prepared.run(prepared.MEGATRON, program, [ENVIRONMENT], [output])
-        return subprocess.CompletedProcess(program, code, output.read_text())
     if num_ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
         launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
@@ -101,27 +93,22 @@ def launch(run_json: Path, *words: str, anew: bool = False) -> subprocess.Comple
 
 
 def train_together(
-    folders: list[Path], files: list[str], num_ranks: int = 1, path: str = ""
-) -> list[Any]:
-    """Run ``trainer_worker`` on run files, in one process a rank.
+    folders: list[Path], words: list[str], num_ranks: int = 1, path: str = ""
+) -> list[dict[str, Any]]:
+    """Run ``trainer_worker`` on run files, in one process a rank; what came out of each.
 
-    Args:
-        folders: the runs' folders.
-        files: the worker's words.
-        num_ranks: processes.
-        path: before everything else that Python imports from.
+    ``path`` stands before everything else that Python imports from.
     """
     worker = Path(__file__).with_name("trainer_worker.py")
     paths = python_path(path, ROOT, ROOT / "src")
-    run_ranks(worker, *files, num_ranks=num_ranks, modules=prepared.MEGATRON, PYTHONPATH=paths)
+    run_ranks(worker, *words, num_ranks=num_ranks, modules=prepared.MEGATRON, PYTHONPATH=paths)
     return [result_of(folder) for folder in folders]
 
 
 def result_of(folder: Path) -> dict[str, Any]:
     """What the worker found out of a run, with its losses, norms and evaluations."""
     result = json.loads((folder / "result.json").read_text())
-    lines = (folder / "metrics.jsonl").read_text().splitlines() if "digests" in result else []
-    events = [json.loads(line) for line in lines]
+    events = events_of(folder) if "digests" in result else []
     trained = [event for event in events if event["event"] == "iteration"]
     return {
         **result,
@@ -129,3 +116,24 @@ def result_of(folder: Path) -> dict[str, Any]:
         "norms": [event["grad_norm"] for event in trained],
         "evaluations": [event for event in events if event["event"] == "evaluation"],
     }
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_pipelines(parent: Path, corpus: Path, study: Study, runs: dict[str, Any]) -> None:
+    """Train runs of four ranks in turn, each in a folder of its name below ``parent``.
+
+    The fields may have ``ds``, changes of DeepSpeed's JSON, and ``from``, the run that it continues
+    from its checkpoint of iteration 3.
+    """
+    words = []
+    for name, fields in runs.items():
+        fields, begun = dict(fields), fields.get("from")
+        path = write_run(parent / name, corpus, fields, study, **fields.get("ds", {}))
+        start = f"={parent / begun / 'checkpoints' / 'iteration-000003'}" if begun else ""
+        words.append(f"{free_port()}:{path}{start}")
+    worker = Path(__file__).with_name("pipeline_worker.py")
+    paths = python_path(ROOT, ROOT / "src")
+    run_ranks(worker, *words, num_ranks=4, modules=prepared.MEGATRON, PYTHONPATH=paths)

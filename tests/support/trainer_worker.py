@@ -43,7 +43,7 @@ def train(run, ranks, device):
         type(get_accelerator()).is_fp16_supported = lambda _: run.point.dtype == "fp16"
     seed_everything(run.point.seed)
     try:
-        with Recorder(run, ranks, {}) as recorder:
+        with Recorder(run, ranks) as recorder:
             adapter = DeepSpeedAdapter(run, device, recorder)
             iterate(run, adapter, recorder)
     except Exception as error:

@@ -21,7 +21,7 @@ OWN_WORDS = {
     "launch/config_n_run.py": "the paper's flags",
     "launch/simulate/workloads.py": "fields of the plugin's performance model",
     "launch/hog.py": "the paper's co-process, which a study names as its companion",
-    "parse/facts.py": "reads the paper's settings where a log or its name tells them",
+    "parse/log.py": "reads the paper's settings where a log or its name tells them",
     "benchmarks/gpu_check.py": "runs one study and the plugin's own commands",
     "benchmarks/host.py": "asks the plugin itself for its policies",
     "benchmarks/host_worker.py": "asks the plugin itself for its policies",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.deepspeed_guard import CHECKED_VERSIONS
+from deep_optimizer_states.adapter.guard import CHECKED_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -111,7 +111,9 @@ def test_tolerance_and_warmup_are_options(run):
 
 def test_a_cpu_run_says_that_its_times_are_no_gpus(run):
     text = "Setting ds_accelerator to cpu (auto detect)\n" + log_text()
-    assert "note: the model ran on a CPU" in run(text, text).stdout
+    done = run(text, log_text()).stdout
+    assert "note: the model ran on a CPU" in done
+    assert done.splitlines()[-1] == "speed-up withheld: measured on a CPU"
 
 
 def test_a_log_cut_after_some_iterations_is_used_with_a_note(run):

@@ -1,9 +1,16 @@
-"""The study's parts for Lightning: batches, module, strategies, and the time of a batch."""
+"""The study's parts for Lightning: encoder, batches, module, strategies, and the time of a batch.
+
+The encoder is a transformer with a classifier on the mean of what it makes of the tokens. Attention
+is written out with ``nn.Linear`` alone: ``nn.TransformerEncoderLayer`` reads the weights of its
+parts without calling them, which ZeRO-3, which gathers a module's weights when it is called, cannot
+see.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,18 +27,132 @@ from lightning.pytorch.strategies import (
 )
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler
 
-from launch.frameworks.imdb.files import Split, TokenizedReviews
-from launch.trainer.loop import PHASES
+from launch.frameworks.imdb.reviews import Split, TokenizedReviews
+from launch.trainer.loop import PhaseClock
 from launch.trainer.runtime import leave_shm_out
 
+NUM_CLASSES = 2
 DECAY = 0.6
 """What the learning rate is multiplied by after every epoch."""
 _WARMUP = 2
 """First iterations that the median of the seconds per batch leaves out."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of an encoder."""
+
+    hidden: int = 256
+    """Numbers of a token's state, a multiple of ``heads``."""
+    ffn: int = 1024
+    """Inner size of the feed-forward."""
+    layers: int = 6
+    heads: int = 8
+    max_length: int = 1024
+    """Tokens of a review, at most."""
+    dropout: float = 0.2
+    """Share of values that training leaves out."""
+
+
+def sines(hidden: int, max_length: int) -> Tensor:
+    """Return sines and cosines of every position, (max_length, hidden).
+
+    They are added to the tokens, so that equal words at two places differ.
+    """
+    position = torch.arange(max_length)[:, None]
+    rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
+    table = torch.zeros(max_length, hidden)
+    table[:, 0::2] = torch.sin(position * rate)
+    table[:, 1::2] = torch.cos(position * rate)[:, : hidden // 2]
+    return table
+
+
+class Block(nn.Module):
+    """Self-attention and feed-forward, each with a residual and a norm behind it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        hidden, ffn, dropout = shape.hidden, shape.ffn, shape.dropout
+        self._heads = shape.heads
+        self._dropout = dropout
+        self.queries_keys_values = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(hidden, ffn), nn.ReLU(), nn.Dropout(dropout), nn.Linear(ffn, hidden)
+        )
+        self.feed_forward_norm = nn.LayerNorm(hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return new states (reviews, length, hidden); nobody attends where ``mask`` is False."""
+        attended = self.out(self._attend(states, mask))
+        states = self.attention_norm(states + self.dropout(attended))
+        fed = states + self.dropout(self.feed_forward(states))
+        normed: Tensor = self.feed_forward_norm(fed)
+        return normed
+
+    def _attend(self, states: Tensor, mask: Tensor) -> Tensor:
+        reviews, length, hidden = states.shape
+        shape = reviews, length, 3, self._heads, hidden // self._heads
+        q, k, v = self.queries_keys_values(states).view(shape).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask[:, None, None, :],
+            dropout_p=self._dropout if self.training else 0.0,
+        )
+        return mixed.transpose(1, 2).reshape(reviews, length, hidden)
+
+
+class SentimentEncoder(nn.Module):
+    """Tokens to two scores."""
+
+    def __init__(self, vocab_size: int, pad_id: int, shape: Shape | None = None) -> None:
+        """Make it with random weights; the embedding of ``pad_id``, the padding, stays zero."""
+        super().__init__()
+        shape = shape or Shape()
+        hidden, dropout = shape.hidden, shape.dropout
+        self._scale = math.sqrt(hidden)
+        self.embedding = nn.Embedding(vocab_size, hidden, padding_idx=pad_id)
+        nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
+        with torch.no_grad():
+            self.embedding.weight[pad_id].zero_()
+        self.positions: Tensor
+        self.register_buffer("positions", sines(hidden, shape.max_length), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.classifier = nn.Sequential(
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, NUM_CLASSES),
+        )
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return scores (reviews, 2) of tokens (reviews, length), padded where not ``mask``."""
+        states = self.embedding(tokens) * self._scale
+        positions = self.positions[: states.shape[1]].to(states.dtype)
+        states = self.dropout(states + positions)
+        for block in self.blocks:
+            states = block(states, mask)
+        scores: Tensor = self.classifier(masked_mean(states, mask))
+        return scores
+
+
+def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over the tokens of each review, (reviews, hidden).
+
+    Padding, where ``mask`` is False, counts neither above nor below the line.
+    """
+    weights = mask[:, :, None].to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1)
 
 
 class Batch(NamedTuple):
@@ -46,33 +167,20 @@ class Batch(NamedTuple):
 
 
 def collate(reviews: Split, *, pad_id: int, end_id: int, max_length: int) -> Batch:
-    """Truncate and pad some reviews.
+    """Truncate reviews, which then end in ``end_id`` as whole ones do, and pad them.
 
     The mask is made from the lengths, not by comparing with ``pad_id``: so it stays right for a
     tokenizer whose padding also stands for something else.
-
-    Args:
-        reviews: tokens and label of each.
-        pad_id: the tokenizer's id of padding.
-        end_id: the token that a truncated review ends in, as a whole one does.
-        max_length: tokens of a review, at most.
     """
-    cut = [truncated(tokens.tolist(), end_id, max_length) for tokens, _ in reviews]
-    longest = max(map(len, cut))
-    padded = [tokens + [pad_id] * (longest - len(tokens)) for tokens in cut]
-    lengths = torch.tensor([len(tokens) for tokens in cut])
+    cut = [torch.tensor(tokens[:max_length].tolist()) for tokens, _ in reviews]
+    for tokens, (whole, _) in zip(cut, reviews, strict=True):
+        if len(tokens) < len(whole):
+            tokens[-1] = end_id
     return Batch(
-        tokens=torch.tensor(padded),
-        mask=torch.arange(longest)[None, :] < lengths[:, None],
+        tokens=pad_sequence(cut, batch_first=True, padding_value=pad_id),
+        mask=pad_sequence([torch.ones_like(tokens, dtype=torch.bool) for tokens in cut], True),
         labels=torch.tensor([label for _, label in reviews]),
     )
-
-
-def truncated(tokens: Sequence[int], end_id: int, max_length: int) -> list[int]:
-    """Return the first ``max_length`` tokens, the last of which is then the end token."""
-    if len(tokens) <= max_length:
-        return list(tokens)
-    return [*tokens[: max_length - 1], end_id]
 
 
 class ReviewsData(pl.LightningDataModule):
@@ -87,17 +195,9 @@ class ReviewsData(pl.LightningDataModule):
         workers: int = 0,
         seed: int = 0,
     ) -> None:
-        """Say what to load.
-
-        Args:
-            reviews: all three splits.
-            batch_size: reviews of a micro-batch, on each rank.
-            max_length: tokens of a review, at most.
-            workers: processes that collate ahead, on each rank; 0 for none.
-            seed: of the order of the training reviews.
-        """
+        """Say what to load: batches of ``batch_size`` on each rank, collated by ``workers``."""
         super().__init__()
-        self._reviews, self._batch_size = reviews, batch_size
+        self._splits, self._batch_size = reviews.splits, batch_size
         self._workers, self._seed = workers, seed
         self._collate = partial(
             collate, pad_id=reviews.pad_id, end_id=reviews.end_id, max_length=max_length
@@ -112,7 +212,7 @@ class ReviewsData(pl.LightningDataModule):
         """
         trainer = self.trainer
         sampler: DistributedSampler[Any] = DistributedSampler(
-            self._reviews["train"],  # type: ignore[arg-type]  # a list is a data set
+            self._splits["train"],  # type: ignore[arg-type]  # a list is a data set
             num_replicas=trainer.world_size if trainer else 1,
             rank=trainer.global_rank if trainer else 0,
             shuffle=True,
@@ -128,7 +228,7 @@ class ReviewsData(pl.LightningDataModule):
 
     def _loader(self, split: str, **more: Any) -> DataLoader[Any]:
         return DataLoader(
-            self._reviews[split],  # type: ignore[arg-type]  # a list is a data set
+            self._splits[split],  # type: ignore[arg-type]  # a list is a data set
             batch_size=self._batch_size,
             collate_fn=self._collate,
             num_workers=self._workers,
@@ -141,13 +241,10 @@ class SentimentModule(pl.LightningModule):
     """Trains a classifier of reviews: Adam, whose rate falls to six tenths after every epoch."""
 
     def __init__(self, encoder: nn.Module, lr: float = 2e-4, *, on_host: bool = False) -> None:
-        """Say what to train.
+        """Say what to train: an encoder that gives two scores a review for tokens and mask.
 
-        Args:
-            encoder: called with tokens and mask, gives two scores a review.
-            lr: learning rate of the first epoch.
-            on_host: take DeepSpeed's Adam for CPUs, as DeepSpeed asks for where the optimizer's
-                state is offloaded.
+        ``on_host`` takes DeepSpeed's Adam for CPUs, as DeepSpeed asks for where the optimizer's
+        state is offloaded.
         """
         super().__init__()
         self.encoder = encoder
@@ -230,13 +327,7 @@ class CpuDeepSpeedStrategy(DeepSpeedStrategy):
 
 
 def strategy_of(config: Mapping[str, Any] | None, *, on_gpu: bool, num_ranks: int) -> Strategy:
-    """Return what Lightning's ``Trainer`` gets as its strategy.
-
-    Args:
-        config: DeepSpeed's; None or empty to train without DeepSpeed.
-        on_gpu: whether the model lives on GPUs.
-        num_ranks: processes of the run.
-    """
+    """Return the strategy of Lightning's ``Trainer``; without a config it is not DeepSpeed's."""
     if config:
         kind = DeepSpeedStrategy if on_gpu else CpuDeepSpeedStrategy
         return kind(config=dict(config))
@@ -255,28 +346,25 @@ class SecondsPerBatch(pl.Callback):
     def __init__(self) -> None:
         self.iterations_s: list[float] = []
         self.epochs_s: list[float] = []
-        self.phases_ms: dict[str, float] = {}
-        self._begin = self._mark = self._epoch_begin = 0.0
-        self._on_gpu = False
+        self.clock = PhaseClock(torch.device("cpu"))
+        self._begin = self._epoch_begin = 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._on_gpu = trainer.strategy.root_device.type == "cuda"
-        self._begin = self._epoch_begin = self._now()
+        self.clock = PhaseClock(trainer.strategy.root_device)
+        self._begin = self._epoch_begin = self.clock.now()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        self._mark = self._now()
-        if batch_idx % trainer.accumulate_grad_batches == 0:
-            self.phases_ms = {f"{name}_ms": 0.0 for name in PHASES}
+        self.clock.begin()
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        self._end_phase("forward_ms")
+        self.clock.end("forward")
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._end_phase("backward_ms")
+        self.clock.end("backward")
 
     def on_train_batch_end(
         self,
@@ -286,26 +374,15 @@ class SecondsPerBatch(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        self._end_phase("update_ms")
+        self.clock.end("update")
+        now = self.clock.now()
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            now = self._now()
             self.iterations_s.append(now - self._begin)
             self._begin = now
-            pl_module.log("seconds_per_batch", self.iterations_s[-1], rank_zero_only=True)
         if batch_idx + 1 == trainer.num_training_batches:
-            self.epochs_s.append(self._now() - self._epoch_begin)
+            self.epochs_s.append(now - self._epoch_begin)
 
     @property
     def seconds_per_batch(self) -> float:
         """Return the median of the iterations after the first."""
         return median(self.iterations_s[_WARMUP:] or self.iterations_s)
-
-    def _end_phase(self, name: str) -> None:
-        now = self._now()
-        self.phases_ms[name] += 1000.0 * (now - self._mark)
-        self._mark = now
-
-    def _now(self) -> float:
-        if self._on_gpu:  # what was launched counts to the phase that launched it
-            torch.cuda.synchronize()
-        return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Film reviews with their sentiment and a tokenizer: IMDB from the Hugging Face hub, or synthetic.
+"""Film reviews with their sentiment as tokens: IMDB from the Hugging Face hub, or synthetic.
 
 Train, validation and test never share a review: the validation split is taken out of what the hub
 calls ``train``, and the hub's ``test`` is left as it is.
@@ -7,22 +7,36 @@ Synthetic reviews come from a small grammar. A review's label is the sign of wha
 opinions say. What makes it hard to read off single words: opinions against the verdict, negated
 adjectives, and sentences about the story that hold adjectives without meaning an opinion. Some
 verdicts are wrong on purpose, so that no model that has learned the grammar gets everything right.
+
+``PREFIX.bin`` and ``PREFIX.idx`` have the layout of Megatron's indexed data sets, so that the
+harness counts and fingerprints them like any other data. A document is one review: its split, its
+label, then its tokens. ``PREFIX.manifest.json`` says what a reader must know of the tokenizer.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from configs.errors import ConfigError
+from configs.files import ROOT, write_json
+from dataset import indexed
+from dataset.files import DatasetError
 
-NEGATIVE, POSITIVE = 0, 1
+SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
+CACHE = ROOT / "dataset" / "cache"
 SPLITS = ("train", "validation", "test")
 IMDB_REPOSITORY = "stanfordnlp/imdb"
 """Data set of 25,000 reviews for training and 25,000 for tests, half of each kind positive."""
@@ -89,25 +103,19 @@ _JOINTS = (". ", ". ", ". ", ", and ", "; ", ". still, ", ". then again, ")
 
 
 class Review(NamedTuple):
-    """A text and whether it recommends the film."""
+    """A text, and 1 if it recommends the film, else 0."""
 
     text: str
     label: int
-    """``NEGATIVE`` or ``POSITIVE``."""
 
 
-@dataclass(frozen=True)
-class Reviews:
-    """Three splits that share no review."""
-
-    train: Sequence[Review]
-    validation: Sequence[Review]
-    test: Sequence[Review]
-    source: str
-    """Where they come from, in words."""
+Texts = dict[str, list[Review]]
+"""Reviews of each split."""
+Split = list[tuple[NDArray[np.int32], int]]
+"""Tokens, without truncation or padding, and label of each review."""
 
 
-def synthetic_reviews(seed: int = 7) -> Reviews:
+def synthetic_reviews(seed: int = 7) -> Texts:
     """Compose reviews from the grammar, for machines without a network.
 
     They look like the real set (two balanced classes, texts of very different lengths) and are no
@@ -120,13 +128,13 @@ def synthetic_reviews(seed: int = 7) -> Reviews:
         found: list[Review] = []
         while len(found) < size:
             label = len(found) % 2
-            text = _compose(random_numbers, positive=label == POSITIVE)
+            text = _compose(random_numbers, positive=label == 1)
             if text not in seen:  # A review of another split would leak its label.
                 seen.add(text)
                 found.append(Review(text, label))
         random_numbers.shuffle(found)
-        splits[split] = tuple(found)
-    return Reviews(**splits, source="synthetic reviews, composed from a grammar (not IMDB)")
+        splits[split] = found
+    return splits
 
 
 def _compose(numbers: Random, positive: bool) -> str:
@@ -165,33 +173,23 @@ def _story(numbers: Random) -> str:
     )
 
 
-def hub_reviews(endpoint: str | None = None) -> Reviews:
-    """Read IMDB from the Hugging Face hub, downloaded once into the hub's own cache.
-
-    Args:
-        endpoint: address of the hub; None for ``HF_ENDPOINT`` or the public one.
+def hub_reviews(endpoint: str | None = None) -> Texts:
+    """Read IMDB from the hub, by default that of ``HF_ENDPOINT`` or the public one.
 
     Raises:
         ConfigError: the files cannot be had, or do not hold reviews with labels 0 and 1.
     """
-    train = read_parquet(fetch("plain_text/train-00000-of-00001.parquet", endpoint))
-    test = read_parquet(fetch("plain_text/test-00000-of-00001.parquet", endpoint))
+    train, test = (
+        read_parquet(_fetch(IMDB_REPOSITORY, f"plain_text/{name}-00000-of-00001.parquet", endpoint))
+        for name in ("train", "test")
+    )
     random.Random(SPLIT_SEED).shuffle(train)
     num_held_out = round(len(train) * VALIDATION_SHARE)
-    return Reviews(
-        train=tuple(train[num_held_out:]),
-        validation=tuple(train[:num_held_out]),
-        test=tuple(test),
-        source=f"{IMDB_REPOSITORY} from the Hugging Face hub",
-    )
+    return {"train": train[num_held_out:], "validation": train[:num_held_out], "test": test}
 
 
-def fetch(name: str, endpoint: str | None, repository: str = IMDB_REPOSITORY) -> Path:
-    """Return a file of a repository of the hub, from the cache or the network.
-
-    Raises:
-        ConfigError: it is neither in the cache nor to be had.
-    """
+def _fetch(repository: str, name: str, endpoint: str | None) -> Path:
+    """Return a file of the hub, which is downloaded once into the hub's own cache."""
     # Loading the client takes a second, and the synthetic set needs none of it.
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -222,19 +220,18 @@ def read_parquet(path: Path) -> list[Review]:
         raise ConfigError(
             f"{path}: no Parquet file with columns text and label ({error}); download it anew"
         ) from None
-    unknown = set(table["label"]) - {NEGATIVE, POSITIVE}
-    if unknown:
+    if unknown := set(table["label"]) - {0, 1}:
         raise ConfigError(f"{path}: label = {min(unknown)}: only 0 and 1 mean a sentiment")
-    return [Review(*pair) for pair in zip(table["text"], table["label"], strict=True)]
+    return list(map(Review, table["text"], table["label"]))
 
 
 def roberta_tokenizer(endpoint: str | None = None) -> Tokenizer:
-    """Read the tokenizer of ``roberta-base``, downloaded once into the hub's own cache.
+    """Read the tokenizer of ``roberta-base`` from the hub.
 
     Raises:
         ConfigError: it cannot be had.
     """
-    return Tokenizer.from_file(str(fetch("tokenizer.json", endpoint, TOKENIZER_REPOSITORY)))
+    return Tokenizer.from_file(str(_fetch(TOKENIZER_REPOSITORY, "tokenizer.json", endpoint)))
 
 
 def trained_tokenizer(texts: Iterable[str], vocab_size: int = TRAINED_VOCABULARY) -> Tokenizer:
@@ -255,3 +252,111 @@ def trained_tokenizer(texts: Iterable[str], vocab_size: int = TRAINED_VOCABULARY
     end, begin = ((word, SPECIAL_TOKENS.index(word)) for word in (END, "<s>"))
     tokenizer.post_processor = processors.RobertaProcessing(end, begin, add_prefix_space=False)
     return tokenizer
+
+
+def _synthetic() -> tuple[Texts, Tokenizer, str]:
+    texts = synthetic_reviews()
+    tokenizer = trained_tokenizer(review.text for review in texts["train"])
+    return texts, tokenizer, "synthetic reviews, composed from a grammar (not IMDB)"
+
+
+SOURCES: dict[str, Callable[[], tuple[Texts, Tokenizer, str]]] = {
+    SYNTHETIC: _synthetic,
+    IMDB: lambda: (
+        hub_reviews(),
+        roberta_tokenizer(),
+        f"{IMDB_REPOSITORY} from the Hugging Face hub",
+    ),
+}
+"""Name of data to what makes its texts, their tokenizer and the words for where they come from."""
+
+
+def prepared(name: str) -> str:
+    """Return the absolute prefix of tokenized reviews, which are made if they are not there yet.
+
+    Raises:
+        ConfigError: the hub's files cannot be had.
+    """
+    folder = _folder(name)
+    if prefix_if_made(name) is None:
+        texts, tokenizer, source = SOURCES[name]()
+        CACHE.mkdir(parents=True, exist_ok=True)
+        # The folder appears with all of its files at once, whoever else is making it.
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{folder.name}-") as made:
+            write(Path(made) / name, texts, tokenizer, source)
+            if not folder.exists():
+                Path(made).replace(folder)
+    return str(folder / name)
+
+
+def prefix_if_made(name: str) -> str | None:
+    """Return the absolute prefix of tokenized reviews; None if they are not there yet."""
+    prefix = _folder(name) / name
+    return str(prefix) if prefix.with_suffix(".manifest.json").is_file() else None
+
+
+def _folder(name: str) -> Path:
+    # Another code or package makes other files, which lie elsewhere.
+    recipe = hashlib.sha256(metadata.version("tokenizers").encode())
+    recipe.update(Path(__file__).read_bytes())
+    return CACHE / f"{name}-{recipe.hexdigest()[:8]}"
+
+
+def write(prefix: Path, texts: Texts, tokenizer: Tokenizer, source: str) -> None:
+    """Tokenize three splits into ``PREFIX.bin``, ``PREFIX.idx`` and a manifest."""
+    end_id: Any = tokenizer.token_to_id(END)
+
+    def documents() -> Iterator[NDArray[np.int32]]:
+        for number, split in enumerate(SPLITS):
+            encoded = tokenizer.encode_batch([review.text for review in texts[split]])
+            for review, encoding in zip(texts[split], encoded, strict=True):
+                # Every review ends in the token that is written behind it.
+                yield np.array([number, review.label, *encoding.ids[:-1]], dtype=np.int32)
+
+    indexed.write(prefix, documents(), end_id, tokenizer.get_vocab_size())
+    manifest = {
+        "prefix": prefix.name,
+        "source": source,
+        "vocab_size": tokenizer.get_vocab_size(),
+        # Nothing may be assumed: RoBERTa's is 1.
+        "pad_id": tokenizer.token_to_id(PAD),
+        "end_id": end_id,
+    }
+    write_json(prefix.with_suffix(".manifest.json"), manifest)
+
+
+@dataclass(frozen=True)
+class TokenizedReviews:
+    """What the data module reads."""
+
+    splits: dict[str, Split]
+    pad_id: int
+    end_id: int
+    """Token that ends a review, be it truncated."""
+    vocab_size: int
+    source: str
+    """Where the reviews come from, in words."""
+
+
+def read(prefix: str) -> TokenizedReviews:
+    """Read what :func:`write` wrote.
+
+    Raises:
+        ConfigError: a file is missing or is of another form.
+    """
+    try:
+        manifest = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
+        known = {key: manifest[key] for key in ("pad_id", "end_id", "vocab_size", "source")}
+        index = indexed.read(Path(prefix))
+        if index.num_indexed != len(index.ids):
+            raise ValueError(f"{index.num_indexed} tokens indexed, {len(index.ids)} in the file")
+    except (OSError, ValueError, KeyError, DatasetError) as error:
+        raise ConfigError(
+            f"data_prefix: {prefix} holds no tokenized reviews ({error}); give data_prefix = "
+            f"{SYNTHETIC!r} or {IMDB!r}"
+        ) from None
+    splits: dict[str, Split] = {split: [] for split in SPLITS}
+    for position in range(index.num_documents):
+        number, label, *_ = tokens = index.document(position).astype(np.int32)
+        splits[SPLITS[number]].append((tokens[2:], int(label)))
+    return TokenizedReviews(splits, **known)

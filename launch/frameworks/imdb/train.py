@@ -17,15 +17,16 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from deep_optimizer_states.state_reader import digest
-from launch.frameworks.imdb import files
-from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
+from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import (
     ReviewsData,
     SecondsPerBatch,
+    SentimentEncoder,
     SentimentModule,
+    Shape,
     strategy_of,
 )
-from launch.trainer.loop import Digests, device_name, state_digests
+from launch.trainer.loop import Digests, device_name, end_fields, state_digests
 from launch.trainer.recorder import Iteration, Recorder, finite_or_none
 from launch.trainer.runfile import Ranks, RunFile
 from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
@@ -49,11 +50,10 @@ def train(run: RunFile, ranks: Ranks) -> None:
         if run.ds_config:
             remember_cpu_info()
         pl.seed_everything(run.point.seed, workers=True, verbose=False)
-        reviews = files.read(str(run.data_prefix))
-        module, data = build(run, reviews)
-        timing = SecondsPerBatch()
-        recording = Recording(recorder, timing)
-        trainer = make_trainer(run, ranks, device.type == "cuda", [timing, recording])
+        found = reviews.read(str(run.data_prefix))
+        module, data = build(run, found)
+        recording = Recording(recorder)
+        trainer = make_trainer(run, ranks, device.type == "cuda", recording)
         parameters = sum(param.numel() for param in module.parameters())
         recorder.sizes()
         if ranks.is_first:
@@ -61,42 +61,39 @@ def train(run: RunFile, ranks: Ranks) -> None:
         recorder.start(
             {
                 "parameters": parameters,
-                "vocab_size": reviews.vocab_size,
+                "vocab_size": found.vocab_size,
                 "device": device_name(device),
-                "reviews": reviews.source,
-                "pad_id": reviews.pad_id,
+                "reviews": found.source,
+                "pad_id": found.pad_id,
             }
         )
         trainer.fit(module, data)
         trainer.test(module, data, verbose=False)
-        weights, optimizer_state = recording.digests
+        results = {name: finite_or_none(value) for name, value in module.results.items()}
         recorder.event(
             "end",
             {
-                "iterations": recording.iterations,
-                "seconds": time.perf_counter() - started,
-                "weights_sha256": weights,
-                "optimizer_sha256": optimizer_state,
-                "epoch_s": fmean(timing.epochs_s) if timing.epochs_s else None,
-                "batch_s": timing.seconds_per_batch,
+                **end_fields(len(recording.iterations_s), started, recording.digests),
+                "epoch_s": fmean(recording.epochs_s) if recording.epochs_s else None,
+                "batch_s": recording.seconds_per_batch,
                 **_memory_gib(trainer.strategy.root_device),
-                **{name: finite_or_none(value) for name, value in module.results.items()},
+                **results,
                 "test_error": 1.0 - module.results["test_accuracy"],
             },
         )
 
 
-def build(run: RunFile, reviews: files.TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
+def build(run: RunFile, found: reviews.TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
     """Make module and data of a point.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's.
     """
     point, model = run.point, run.point.model
-    if reviews.vocab_size > model.vocab_size:
+    if found.vocab_size > model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size = {model.vocab_size}: the tokenizer knows {reviews.vocab_size} "
-            f"tokens; give {reviews.vocab_size} or more"
+            f"model.vocab_size = {model.vocab_size}: the tokenizer knows {found.vocab_size} "
+            f"tokens; give {found.vocab_size} or more"
         )
     shape = Shape(
         hidden=model.hidden,
@@ -106,10 +103,10 @@ def build(run: RunFile, reviews: files.TokenizedReviews) -> tuple[SentimentModul
         max_length=model.seq_length,
         dropout=point.value("dropout"),
     )
-    encoder = SentimentEncoder(model.vocab_size, reviews.pad_id, shape)
+    encoder = SentimentEncoder(model.vocab_size, found.pad_id, shape)
     module = SentimentModule(encoder, point.lr, on_host=point.offload_optimizer != "none")
     data = ReviewsData(
-        reviews,
+        found,
         point.micro_batch_size,
         model.seq_length,
         workers=point.value("loader_workers"),
@@ -118,7 +115,7 @@ def build(run: RunFile, reviews: files.TokenizedReviews) -> tuple[SentimentModul
     return module, data
 
 
-def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any]) -> Any:
+def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callback: pl.Callback) -> Any:
     """Make Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
     point = run.point
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.num_ranks))
@@ -133,7 +130,7 @@ def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any])
         max_epochs=-1,
         accumulate_grad_batches=point.accumulation,
         gradient_clip_val=point.clip_grad or None,
-        callbacks=callbacks,
+        callbacks=[callback],
         logger=False,
         default_root_dir=run.run_dir,
         num_sanity_val_steps=0,
@@ -143,23 +140,21 @@ def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any])
     )
 
 
-class Recording(pl.Callback):
-    """Records iterations and evaluations, and keeps the final state's digests.
+class Recording(SecondsPerBatch):
+    """Records iterations and evaluations, and keeps the final state's digests."""
 
-    It must come after the callback that times.
-    """
-
-    def __init__(self, recorder: Recorder, timing: SecondsPerBatch) -> None:
-        self._recorder, self._timing = recorder, timing
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
         self._losses: list[Tensor] = []
         self._rate, self._num_skipped = 0.0, 0
         self._grad_norm: float | None = None
         self.digests: Digests = (None, None)
-        self.iterations = 0
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_before_optimizer_step(
@@ -178,10 +173,10 @@ class Recording(pl.Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._losses.append(outputs["loss"].detach().double())
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        self.iterations += 1
         loss = _mean_over_ranks(torch.stack(self._losses).mean())
         self._losses = []
         if _is_deepspeed(trainer.model):
@@ -190,17 +185,17 @@ class Recording(pl.Callback):
         # DeepSpeed leaves updates out where 16-bit gradients overflow.
         skipped_before = self._num_skipped
         self._num_skipped = int(getattr(trainer.model, "skipped_steps", 0))
-        seconds = self._timing.iterations_s[-1]
+        seconds = self.iterations_s[-1]
         self._recorder.timer("interval-time", seconds)
         self._recorder.iteration(
             Iteration(
-                number=self.iterations,
+                number=len(self.iterations_s),
                 seconds=seconds,
                 loss=loss,
                 learning_rate=self._rate,
                 skipped=self._num_skipped > skipped_before,
                 grad_norm=self._grad_norm,
-                phases_ms=self._timing.phases_ms,
+                phases_ms=self.clock.take(),
                 device_bytes=_allocated_peak_bytes(trainer.strategy.root_device),
             )
         )
@@ -209,7 +204,7 @@ class Recording(pl.Callback):
         assert isinstance(pl_module, SentimentModule)
         results = pl_module.results
         loss, accuracy = results["validation_loss"], results["validation_accuracy"]
-        self._recorder.evaluation(self.iterations, loss, accuracy)
+        self._recorder.evaluation(len(self.iterations_s), loss, accuracy)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         model: Any = trainer.model  # Lightning takes the strategy down after this
@@ -244,6 +239,5 @@ def _memory_gib(device: torch.device) -> dict[str, Any]:
     devices = [allocated / _GIB for allocated, _ in everyone if allocated is not None]
     return {
         "device_peak_gib": max(devices, default=None),
-        "device_peaks_gib": devices,
         "rank_peak_gib": max(held for _, held in everyone) / _GIB,
     }

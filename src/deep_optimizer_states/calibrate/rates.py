@@ -1,9 +1,9 @@
 """Rates of this machine: of the host by threads, of the GPUs, and of the CPU where there is none.
 
 Rates of a device are measured on the engine's own lanes and with their own clock, against
-:class:`~deep_optimizer_states.device.base.Device`, so that every line runs on the emulated device
-as well. Those of the host are measured in one process and on one set of arrays: each turn runs
-every pass once, so that what else the machine does meets all of them alike.
+:class:`~deep_optimizer_states.core.device.base.Device`, so that every line runs on the emulated
+device as well. Those of the host are measured in one process and on one set of arrays: each turn
+runs every pass once, so that what else the machine does meets all of them alike.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.calibrate.watch import Say
-from deep_optimizer_states.cores import choose_cores, find_place
-from deep_optimizer_states.device.base import Device, Lane
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device.base import Device, Lane
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.host import choose_cores, find_place
+from deep_optimizer_states.core.kernels.adam import (
+    AdamScalars,
+    AdamTensors,
+    BetaPowers,
+    adam_scalars,
+)
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import KernelError
-from deep_optimizer_states.executor import copy_all
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.kernels.torch_adam import make_host_adam
-from deep_optimizer_states.timeline import Recorder, Span
 
 HOST_RATES = (
     "host_stream_bytes_per_s",
@@ -47,17 +49,17 @@ LINK_RATES = (
 )
 PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
 COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
-"""Of what computes forward and backward: a GPU, or else the CPU."""
+"""Rates of what computes forward and backward: a GPU, or else the CPU."""
 ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
 GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES)
-"""What there is on a GPU alone."""
+"""Rates that only a GPU has."""
 
 NUMEL = 2**25
 """Elements of each array of the host: 670 MB in all, beyond any cache."""
 STREAM_BYTES = 28
 """Read and written a parameter by Adam in one pass with 16-bit gradients and weights."""
 COPY_BYTES = 2**28
-"""Of one copy; a tile's state is of this size."""
+"""Size of one copy; a tile's state is as large."""
 ADAM_NUMEL = 2**26
 MATRIX_SIDE = 8192
 CPU_MATRIX_SIDE = 1024
@@ -65,8 +67,6 @@ CPU_MATRIX_SIDE = 1024
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 _BYTES_A_PARAMETER = 20
 _MOST_TURNS, _TURNS_S = 9, 1.5
-_NOISE = 0.1
-"""Share by which a rate differs from run to run."""
 _OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
 _COUNT = 12
 """Pieces of work that are timed on a lane, after one that is not."""
@@ -74,18 +74,17 @@ _GATHER_BYTES, _REPEATS = 2**26, 5
 
 Turn = tuple[Lane, Callable[[], None]]
 """A lane, and what it does in a turn."""
-Passes = dict[str, tuple[Callable[[int], object], float]]
-"""Rate name to the function that runs on n threads and the amount moved per call."""
+Pass = tuple[Callable[[int], object], float]
+"""A function that runs on n threads, and the amount that it moves a call."""
 
 
 @dataclass
 class Findings:
     """Rates by their names in the profile."""
 
-    say: Say  # gets a line of progress
+    say: Callable[[str], None]  # gets a line of progress
     rates: dict[str, Any] = field(default_factory=dict)  # a number, or [(threads, rate), ...]
-    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
-    notes: dict[str, str] = field(default_factory=dict)  # a remark on a rate
+    notes: dict[str, str] = field(default_factory=dict)  # a remark on a rate, or why it is missing
 
     def attempt(
         self, what: str, names: Sequence[str], work: Callable[[], Mapping[str, Any]]
@@ -95,18 +94,17 @@ class Findings:
             self.say(f"{what} ...")
             found = work()
         except Exception as error:  # noqa: BLE001 - one rate must not cost the others
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.lack(what, names, reason)
+            self.lack(what, names, str(error).strip() or type(error).__name__)
             return
         self.rates |= found
         for name in names:
-            if name in found:
-                self.say(f"  {name}: {found[name] / 1e9:.3g} G/s")
+            self.say(f"  {name}: {found[name] / 1e9:.3g} G/s")
 
     def lack(self, what: str, names: Sequence[str], reason: str) -> None:
         """Note, and say, why rates are not measured."""
-        self.missing |= dict.fromkeys(names, reason)
-        self.say(f"{what}: not measured: {reason}")
+        first = reason.splitlines()[0]
+        self.notes |= dict.fromkeys(names, f"not measured: {first}")
+        self.say(f"{what}: not measured: {first}")
 
 
 def adam_settings() -> AdamScalars:
@@ -119,63 +117,14 @@ def adam_settings() -> AdamScalars:
 # The host.
 
 
-class HostArrays:
-    """One subgroup's arrays, written by all threads so that its pages lie near all cores."""
-
-    def __init__(self, numel: int) -> None:
-        def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(numel, dtype=dtype).fill_(value)
-
-        half = torch.bfloat16
-        state = (filled(0.5), filled(0.01), filled(1e-4))
-        self.tensors = AdamTensors(*state, filled(0.01, half), filled(0.0, half))
-        self.grad32 = filled(0.01)
-
-
 def fitting_numel(free_bytes: int) -> int:
     """Return the elements of arrays that take at most a quarter of the free memory."""
     return min(NUMEL, free_bytes // (4 * _BYTES_A_PARAMETER) // 16 * 16)
 
 
-def host_passes(arrays: HostArrays, found: Findings) -> Passes:
-    """Return what can be run on this machine; what cannot is noted in ``found``."""
-    tensors, numel = arrays.tensors, float(arrays.tensors.numel)
-    passes: Passes = {}
-    try:
-        adam = HostAdam(tail_mode=1)
-    except KernelError as error:
-        found.lack("this engine's Adam", HOST_RATES[:2], str(error))
-    else:
-        settings = adam_settings()
-        passes[HOST_RATES[0]] = (
-            lambda threads: adam.probe(tensors, settings, threads),
-            STREAM_BYTES * numel,
-        )
-        passes[HOST_RATES[1]] = (
-            lambda threads: adam.step(tensors, settings, tensors.numel, threads),
-            numel,
-        )
-    try:
-        passes[HOST_RATES[2]] = (_stock_adam(arrays), numel)
-    except Exception as error:  # noqa: BLE001 - DeepSpeed's builder raises whatever its tools do
-        found.lack("DeepSpeed's Adam", HOST_RATES[2:3], f"cpu_adam cannot be built: {error}")
-    return passes
-
-
-def _stock_adam(arrays: HostArrays) -> Callable[[int], object]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        from deepspeed.ops.op_builder import CPUAdamBuilder
-
-        op: Any = CPUAdamBuilder().load()
-    settings = (LR, *BETAS, EPS, WEIGHT_DECAY)
-    op.create_adam(_OP_ID, *settings, True, False)
-    master, *moments = arrays.tensors.state
-    state = (master, arrays.grad32, *moments)
-    return lambda threads: op.adam_update(_OP_ID, 1, *settings, True, *state)
-
-
-def measure_host(found: Findings, passes: Passes, thread_counts: Sequence[int]) -> None:
-    """Measure the rates of the passes by threads into ``found``."""
+def measure_host(found: Findings, numel: int, thread_counts: Sequence[int]) -> None:
+    """Measure the rates of passes over arrays of ``numel`` elements, by threads."""
+    passes = host_passes(numel, found)
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in passes}
     for threads in thread_counts:
         set_threads(threads)
@@ -185,18 +134,48 @@ def measure_host(found: Findings, passes: Passes, thread_counts: Sequence[int]) 
             curves[name].append((threads, amount / median(taken[name])))
         shown = (f"{name.split('_')[1]} {curves[name][-1][1] / 1e9:.3g}" for name in passes)
         found.say(f"  {threads} thread(s): {', '.join(shown)} G/s")
-    for name, curve in curves.items():
-        best_threads, best_rate = max(curve, key=lambda pair: pair[1])
-        threads, rate = curve[-1]
-        if rate < (1 - _NOISE) * best_rate:
-            found.say(
-                f"  warning: {name}: {threads} threads gave {rate / 1e9:.3g} G/s, {best_threads} "
-                f"gave {best_rate / 1e9:.3g}: was something else running? Then measure again"
-            )
     found.rates |= curves
 
 
-def _turns(passes: Passes, threads: int) -> dict[str, list[float]]:
+def host_passes(numel: int, found: Findings) -> dict[str, Pass]:
+    """Return what can be run on this machine, by its rate; what cannot is noted in ``found``."""
+
+    def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        # All threads write, so that the pages lie near all cores.
+        return torch.empty(numel, dtype=dtype).fill_(value)
+
+    half, settings = torch.bfloat16, adam_settings()
+    state = (filled(0.5), filled(0.01), filled(1e-4))
+    tensors = AdamTensors(*state, filled(0.01, half), filled(0.0, half))
+    passes: dict[str, Pass] = {}
+    try:
+        adam = HostAdam(tail_mode=1)
+    except KernelError as error:
+        found.lack("this engine's Adam", HOST_RATES[:2], str(error))
+    else:
+        stream, fused, _ = HOST_RATES
+        moved = float(STREAM_BYTES * numel)
+        passes[stream] = (lambda threads: adam.probe(tensors, settings, threads), moved)
+        passes[fused] = (lambda n: adam.step(tensors, settings, numel, n), float(numel))
+    try:
+        passes[HOST_RATES[2]] = (_stock_adam(state, filled(0.01)), float(numel))
+    except Exception as error:  # noqa: BLE001 - DeepSpeed's builder raises whatever its tools do
+        found.lack("DeepSpeed's Adam", HOST_RATES[2:], f"cpu_adam cannot be built: {error}")
+    return passes
+
+
+def _stock_adam(state: Sequence[Tensor], grad: Tensor) -> Callable[[int], object]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+
+        op: Any = CPUAdamBuilder().load()
+    settings = (LR, *BETAS, EPS, WEIGHT_DECAY)
+    op.create_adam(_OP_ID, *settings, True, False)
+    master, *moments = state
+    return lambda threads: op.adam_update(_OP_ID, 1, *settings, True, master, grad, *moments)
+
+
+def _turns(passes: Mapping[str, Pass], threads: int) -> dict[str, list[float]]:
     """Return the seconds of each pass: a turn to warm up, then three at least."""
     taken: dict[str, list[float]] = {name: [] for name in passes}
     begin = 0.0
@@ -230,29 +209,27 @@ def _openmp_runtimes(maps: str) -> list[str]:
 
 
 class Bench:
-    """Runs work on a device's lanes and gives its spans.
-
-    Args:
-        device: Made with ``recorder``.
-        recorder: Gets its spans.
-    """
+    """Runs work on a device's lanes and takes its spans from the recorder that the device has."""
 
     def __init__(self, device: Device, recorder: Recorder) -> None:
         self.device = device
         self._recorder = recorder
 
-    def spans(self, *work: Turn, count: int = _COUNT) -> list[Span]:
-        """Return the spans of ``count`` turns, each lane's work submitted in every turn."""
+    def rates(self, *work: Turn, amount: float, count: int = _COUNT) -> list[float]:
+        """Return what each lane moves a second while all of them work.
+
+        Args:
+            work: Lanes, each with a piece of work that moves ``amount``.
+            amount: Bytes, parameters or operations.
+            count: How many pieces each lane does, after one that is not timed.
+        """
         self._run(work, 1)
         self.device.set_clock()
-        return self._run(work, count)
-
-    def rate(
-        self, lane: Lane, piece: Callable[[], None], amount: float, count: int = _COUNT
-    ) -> float:
-        """Return what a lane moves a second if each of its pieces moves ``amount``."""
-        spans = self.spans((lane, piece), count=count)
-        return amount / median(span.end_s - span.begin_s for span in spans)
+        spans = self._run(work, count)
+        return [
+            amount / median(span.end_s - span.begin_s for span in spans if span.lane == lane.name)
+            for lane, _ in work
+        ]
 
     def _run(self, work: Sequence[Turn], count: int) -> list[Span]:
         for _ in range(count):
@@ -287,24 +264,17 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
         raise RuntimeError("host memory could not be page-locked; see how much is free")
     inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
     down, up = (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
-    both = bench.spans(down, up)
-    rates = (
-        bench.rate(*down, num_bytes),
-        bench.rate(*up, num_bytes),
-        rate_beside(both, device.h2d.name, num_bytes),
-        rate_beside(both, device.d2h.name, num_bytes),
-    )
-    return dict(zip(LINK_RATES, rates, strict=True))
+    alone = [bench.rates(way, amount=num_bytes)[0] for way in (down, up)]
+    return dict(zip(LINK_RATES, alone + bench.rates(down, up, amount=num_bytes), strict=True))
 
 
 def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Measure bytes a second of copies from and to memory that is not page-locked."""
     device, host = bench.device, torch.zeros(num_bytes // 4)
     inside = device.empty_device(num_bytes // 4, torch.float32)
-    return {
-        "pageable_h2d_bytes_per_s": bench.rate(device.h2d, _copy(inside, host), num_bytes, 4),
-        "pageable_d2h_bytes_per_s": bench.rate(device.d2h, _copy(host, inside), num_bytes, 4),
-    }
+    ways = (device.h2d, _copy(inside, host)), (device.d2h, _copy(host, inside))
+    rates = [bench.rates(way, amount=num_bytes, count=4)[0] for way in ways]
+    return dict(zip(PAGEABLE_RATES, rates, strict=True))
 
 
 def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
@@ -320,8 +290,8 @@ def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
             tensor.fill_(0.01)
 
     device.compute.submit("calibration", fill)
-    step = bench.rate(device.compute, lambda: device.adam(tensors, settings, numel), numel)
-    return {"device_adam_parameters_per_s": step}
+    step = (device.compute, lambda: device.adam(tensors, settings, numel))
+    return {"device_adam_parameters_per_s": bench.rates(step, amount=numel)[0]}
 
 
 def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
@@ -337,40 +307,16 @@ def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
         torch.mm(a, b, out=c)
 
     device.compute.submit("calibration", fill)
-    return {"device_flops_per_s": bench.rate(device.compute, product, 2 * side**3)}
+    (rate,) = bench.rates((device.compute, product), amount=2 * side**3)
+    return {"device_flops_per_s": rate}
 
 
 def stream_rate(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Measure bytes a second of the device's own memory, read and written."""
     device = bench.device
     source, target = (device.empty_device(num_bytes // 4, torch.float32) for _ in range(2))
-    rate = bench.rate(device.compute, _copy(target, source), 2 * num_bytes)
+    (rate,) = bench.rates((device.compute, _copy(target, source)), amount=2 * num_bytes)
     return {"device_stream_bytes_per_s": rate}
-
-
-def rate_beside(spans: Sequence[Span], lane: str, amount: float) -> float:
-    """Return what a lane moves a second while every other lane of ``spans`` works too.
-
-    Args:
-        spans: Of several lanes, each busy without a gap.
-        lane: Whose rate.
-        amount: Moved by each of its spans.
-
-    Raises:
-        RuntimeError: The lanes never worked at the same time.
-    """
-    lanes = {span.lane for span in spans}
-    own = [[span for span in spans if span.lane == name] for name in lanes]
-    begin_s = max(min(span.begin_s for span in one) for one in own)
-    end_s = min(max(span.end_s for span in one) for one in own)
-    if end_s <= begin_s:
-        raise RuntimeError("copies of both ways did not overlap")
-    shares = (
-        max(0.0, min(span.end_s, end_s) - max(span.begin_s, begin_s)) / (span.end_s - span.begin_s)
-        for span in spans
-        if span.lane == lane
-    )
-    return amount * sum(shares) / (end_s - begin_s)
 
 
 def _copy(target: Tensor, source: Tensor) -> Callable[[], None]:
@@ -416,7 +362,7 @@ def why_no_cuda() -> str:
 
 
 def _cuda_device(recorder: Recorder) -> Device:
-    from deep_optimizer_states.device.cuda import CudaDevice
+    from deep_optimizer_states.core.device.cuda import CudaDevice
 
     return CudaDevice(tail_mode=1, recorder=recorder)
 
@@ -440,9 +386,10 @@ def measure_cuda(found: Findings) -> None:
 
 def measure_cpu_as_device(found: Findings) -> None:
     """Measure the CPU where it is what computes forward and backward."""
-    adam, side = make_host_adam(tail_mode=1), CPU_MATRIX_SIDE
+    adam, side = HostAdam(tail_mode=1), CPU_MATRIX_SIDE
     words = "16-bit matrix products of the CPU"
     with open_bench(lambda recorder: EmulatedDevice(adam, recorder=recorder)) as bench:
         found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(bench, side))
         found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(bench))
-    found.notes |= dict.fromkeys(COMPUTE_RATES, "of the CPU, which is the device here")
+    for name in COMPUTE_RATES:
+        found.notes.setdefault(name, "of the CPU, which is the device here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import RATE_NAMES, Machine, load_machine, machine_names
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from deep_optimizer_states.predict.model import load_model, model_names
-from deep_optimizer_states.predict.predict import Prediction, predict
-from deep_optimizer_states.predict.rank import num_nodes
+from deep_optimizer_states.predict.predict import Prediction, num_nodes, predict
 from deep_optimizer_states.predict.workload import (
     OURS,
     POLICIES,
@@ -26,10 +24,6 @@ from deep_optimizer_states.predict.workload import (
 )
 
 ENGINES = {STOCK.name: STOCK, OURS: None}
-SUBGROUP_NUMEL = 100_000_000
-"""As in the published runs of every model."""
-MAX_TILES = 10_000
-"""Of a rank; each is simulated, for every policy that is weighed."""
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as shells have it."""
 _EPILOG = """\
@@ -52,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
     except DeepOptimizerStatesError as error:
-        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
+        sys.stderr.write(f"plan: {error}\n")
         return 2
     sys.stdout.write(f"{text}\n")
     return 0
@@ -88,18 +82,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--stride", **number, help=text)
     add("--policy", help=f"for engine ours: {', '.join(POLICIES)} (default: auto)")
     text = "sub_group_size, in elements"
-    add("--subgroup", dest="subgroup_numel", **number, default=SUBGROUP_NUMEL, help=text)
-    text = "engine ours: largest tile, in elements"
-    add("--tile", dest="tile_numel", **number, default=2**25, help=text)
+    add("--subgroup", dest="subgroup_numel", **number, default=100_000_000, help=text)
     add("--dtype", default="bf16", help="of weights: bf16, fp16, or fp32 without GPUs")
-    for flag, field, is_on, text in (
+    for flag, field, value, text in (
         ("--no-just-in-time", "just_in_time_forward", False, "ours: update before forward begins"),
         ("--no-device-grads", "keeps_device_grads", False, "ours: all gradients go to the host"),
-        ("--weights-on-host", "weights_on_host", True, "16-bit weights too, as by offload_param"),
+        ("--weights-on-host", "weights_at", "cpu", "16-bit weights too, as by offload_param"),
         ("--no-checkpointing", "activation_checkpointing", False, "keep activations"),
         ("--flash-attention", "materialized_attention", False, "write no attention scores"),
     ):
-        add(flag, dest=field, action="store_true" if is_on else "store_false", help=text)
+        add(flag, dest=field, action="store_const", const=value, help=text)
     return parser
 
 
@@ -113,14 +105,6 @@ def _whole(text: str) -> int:
     return int(number)
 
 
-def _by_flags(message: str) -> str:
-    """Name in a message the flags instead of the workload's fields that they set."""
-    for action in _parser()._actions:
-        if "_" in action.dest:
-            message = re.sub(rf"\b{action.dest}\b", action.option_strings[0], message)
-    return re.sub(r"^([a-z]+) = ", r"--\1 = ", message)
-
-
 def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     """Return the workload that the arguments ask for; ranks are the GPUs of ``machine`` by itself.
 
@@ -129,45 +113,21 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
         WorkloadError: A value is impossible.
     """
     one_of("engine", given.engine, tuple(ENGINES))
-    shape, defaults = load_model(given.model)
+    model, defaults = load_model(given.model)
     known = {item.name for item in dataclasses.fields(Workload)} - {"model"}
     fields = {name: value for name, value in vars(given).items() if name in known}
-    fields["policy"] = _policy(given)
     fields.setdefault("dp", max(1, machine.gpus // max(1, given.tp)))
-    workload = Workload(shape, ENGINES[given.engine], **{**defaults, **fields})
-    _check_tiles(workload)
-    return workload
-
-
-def _policy(given: argparse.Namespace) -> str:
-    """Return the policy that is asked for; ``--stride`` alone asks for ``stride``."""
-    policy, stride = (getattr(given, name, None) for name in ("policy", "stride"))
-    if given.engine != OURS:
-        for name, value in (("policy", policy), ("stride", stride)):
-            if value is not None:
-                raise WorkloadError(
-                    f"{name} = {value!r}: engine '{given.engine}' has its own; "
-                    f"leave it out, or choose {OURS}"
-                )
-    if stride is None or stride < 1:
-        return policy or "auto"
-    if policy in POLICIES and policy != "stride":
+    for name in ("policy", "stride"):
+        if name in fields and given.engine != OURS:
+            raise WorkloadError(
+                f"{name} = {fields[name]!r}: engine '{given.engine}' has its own; leave it out, or "
+                f"choose {OURS}"
+            )
+    if "stride" in fields and fields.setdefault("policy", "stride") != "stride":
         raise WorkloadError(
-            f"stride = {stride}: policy '{policy}' has no stride; leave one of them out"
+            f"stride = {given.stride}: policy '{given.policy}' has no stride; leave one of them out"
         )
-    return policy or "stride"
-
-
-def _check_tiles(workload: Workload) -> None:
-    if workload.software is not None:
-        return
-    tiles = sum(-(-numel // workload.tile_numel) for numel in workload.subgroups)
-    if tiles > MAX_TILES:
-        raise WorkloadError(
-            f"tile_numel = {workload.tile_numel}: cuts a rank's {sum(workload.subgroups):,} "
-            f"parameters into {tiles:,} tiles, of which at most {MAX_TILES:,} are simulated; give "
-            "a larger tile or more ranks (--dp)"
-        )
+    return Workload(model, ENGINES[given.engine], **{**defaults, **fields})
 
 
 def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str:
@@ -178,36 +138,36 @@ def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> st
         ("outside the phases", prediction.outside_s),
         ("hidden behind forward", -prediction.hidden_s),
     ]
-    memory = prediction.memory
-    parameters = workload.model.num_parameters(workload.tp)
+    model, memory, nodes = workload.model, prediction.memory, num_nodes(workload, machine)
+    on_gpu = (
+        f", of it page-locked {memory.page_locked_bytes / GIB:.1f}; GPU "
+        f"{memory.device_bytes / GIB:.1f} GiB"
+    )
+    known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
+    kinds = sorted(Counter(map(machine.kind, known)).items())
+    network = f"{nodes} nodes of {machine.gpus} GPUs; the network between them is not modelled"
+    residuals = residual_lines(machine.residuals)
     lines = [
-        f"{workload.model.name} ({parameters / 1e9:.2f}e9 parameters) with engine "
-        f"{workload.engine} on {machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
+        f"{model.name} ({model.numel / 1e9:.2f}e9 parameters) with engine {workload.engine} on "
+        f"{machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
         f"{len(workload.subgroups)} subgroups a rank",
-        f"machine: {machine.source} ({_kinds(machine)})",
-        *_nodes(workload, machine),
+        f"machine: {machine.source} (rates: {', '.join(f'{n} {kind}' for kind, n in kinds)})",
+        *([network] if nodes > 1 else []),
         "",
         f"  iteration  {prediction.iteration_s:8.3f} s   predicted, not run",
-    ]
-    lines += [f"    {name:22s} {seconds:7.3f} s" for name, seconds in times if seconds]
-    lines += [
+        *(f"    {name:22s} {seconds:7.3f} s" for name, seconds in times if seconds),
         f"  no schedule is faster than {prediction.bound_s:.3f} s at this ratio",
         f"  update bound by {prediction.binding}",
         f"  {prediction.policy}",
         "",
-        f"  memory a rank: host {memory.host_bytes / GIB:.1f} GiB"
-        + (
-            f", of it page-locked {memory.page_locked_bytes / GIB:.1f}; GPU "
-            f"{memory.device_bytes / GIB:.1f} GiB"
-            if machine.gpus
-            else ""
-        ),
+        f"  memory a rank: host {memory.host_bytes / GIB:.1f} GiB{on_gpu if machine.gpus else ''}",
         f"  {'fits' if prediction.fits else 'DOES NOT FIT'}",
+        *(f"    {lack}" for lack in prediction.shortages),
+        *([""] if residuals else []),
+        *residuals,
     ]
-    lines += [f"    {lack}" for lack in prediction.shortages]
-    residuals = residual_lines(machine.residuals)
-    return "\n".join([*lines, *([""] if residuals else []), *residuals])
+    return "\n".join(lines)
 
 
 def residual_lines(found: Mapping[str, Any]) -> list[str]:
@@ -221,16 +181,3 @@ def residual_lines(found: Mapping[str, Any]) -> list[str]:
         if isinstance(value, list):
             lines.append(f"  {key.removesuffix('_s')}: median {value[0]:.1%}, worst {value[1]:.1%}")
     return lines
-
-
-def _nodes(workload: Workload, machine: Machine) -> list[str]:
-    nodes = num_nodes(workload, machine)
-    if nodes == 1:
-        return []
-    return [f"{nodes} nodes of {machine.gpus} GPUs; the network between them is not modelled"]
-
-
-def _kinds(machine: Machine) -> str:
-    known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
-    counts = Counter(map(machine.kind, known))
-    return "rates: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""What a machine can do: its rates, where each figure comes from, and the file that holds them.
+"""Machines: their rates, where each figure comes from, and the file that holds them.
 
 A profile is a TOML file::
 
@@ -38,19 +38,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from deep_optimizer_states.checks import explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -156,22 +151,17 @@ class Machine:
         points: Curve | None = getattr(self.rates, name)
         if points is None:
             raise self._missing(name)
-        return _interpolate(points, threads)
+        if threads <= points[0][0]:
+            return points[0][1] * threads / points[0][0]
+        for (below, low), (above, high) in itertools.pairwise(points):
+            if threads <= above:
+                return low + (high - low) * (threads - below) / (above - below)
+        return points[-1][1]
 
     def _missing(self, name: str) -> MachineError:
         return MachineError(
             f"machine '{self.name}' has no rates.{name}: {HOW_TO_MEASURE} on the machine itself"
         )
-
-
-def _interpolate(points: Curve, threads: float) -> float:
-    first_threads, first_rate = points[0]
-    if threads <= first_threads:
-        return first_rate * threads / first_threads
-    for (below, low), (above, high) in itertools.pairwise(points):
-        if threads <= above:
-            return low + (high - low) * (threads - below) / (above - below)
-    return points[-1][1]
 
 
 _ADAPTER = TypeAdapter(Machine)
@@ -221,3 +211,36 @@ def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Mac
     if machine.gpus and machine.device_memory_bytes is None:
         raise MachineError(f"{source}: device_memory_bytes is missing: of one GPU, in bytes")
     return machine
+
+
+def profile_text(table: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> str:
+    """Return a profile as TOML, checked as a reader of it will.
+
+    Args:
+        table: Its fields; what is None is left out.
+        notes: Remarks by the name of a rate; those of a rate that is not there stand alone.
+
+    Raises:
+        MachineError: The reader would refuse it.
+    """
+    given = {name: value for name, value in table.items() if value is not None}
+    tables = {name: given.pop(name) for name in tuple(given) if isinstance(given[name], Mapping)}
+    machine_from_table({**given, **tables}, source="the profile")
+    lines = [f"{name} = {_value(value)}" for name, value in given.items()]
+    for name, rows in tables.items():
+        if not rows:
+            continue
+        lines += ["", f"[{name}]"]
+        known = notes if notes and name == "rates" else {}
+        rows = {key: value for key, value in rows.items() if value is not None}
+        for key, value in rows.items():
+            note = f"  # {known[key]}" if key in known else ""
+            lines.append(f"{key} = {_value(value)}{note}")
+        lines += [f"# {key}: {note}" for key, note in known.items() if key not in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -1,22 +1,46 @@
 """Time and memory of one iteration, and the fastest policy: what plans, simulates and advises.
 
 ``"policy": "auto"`` of the engine asks :func:`choose_policy`; all else asks :func:`predict`.
+
+Forward and backward are in closed form. A layer's forward takes ``flops / device_flops + bytes /
+device_stream``, since matrix products and elementwise work run one after the other, and what its
+kernels and hooks cost however few tokens there are. Backward is two forwards, and one more where
+activations are recomputed. Beside that, gathered parameters and gradients pass through the device's
+own memory a few times: that is work for each parameter, not for each token, so a larger micro-batch
+does not repeat it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deep_optimizer_states.predict.machine import Machine, MachineError
-from deep_optimizer_states.predict.memory.offload import Memory, memory_of, shortages
-from deep_optimizer_states.predict.model import ModelShape
-from deep_optimizer_states.predict.phases import Phases, phases_of
-from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update import UpdateRun, simulate_update
-from deep_optimizer_states.predict.workload import STATE_BYTES, Workload, schedule_of
+from deep_optimizer_states.predict.memory import Memory, memory_of, shortages
+from deep_optimizer_states.predict.model import Model
+from deep_optimizer_states.predict.update import UpdateRun, rank_of, simulate_update
+from deep_optimizer_states.predict.workload import STATE_BYTES, Workload, WorkloadError
 
+HIDDEN_PASSES = 8
+"""Elementwise passes over a layer's hidden state in one forward: norms, rotary, residuals."""
+FFN_PASSES = 4
+"""Over its inner state: both halves of SwiGLU read and written, and their product."""
+SCORE_PASSES = 4
+"""Over its attention scores where they are materialised: written, softmax, read."""
+LOGIT_BYTES = 16
+"""A logit: fp32 copy, softmax and loss."""
+GRAD_PASSES = 7
+"""Over the gradients of the whole model in every backward, however few tokens: copied into the
+bucket and laid out by rank, both of which read and write, averaged in place, read to be reduced."""
+GATHERED_PASSES = 3
+"""Over the gathered parameters of the whole model in every forward and backward: written by the
+gather, then put together, which reads and writes. A single rank uses its parameters in place."""
+LAYERS_BACK = 2
+"""A layer's backward in forwards."""
 WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 CANDIDATES = (
@@ -29,8 +53,8 @@ CANDIDATES = (
     ("dynamic", 1),
 )
 """Policies that are weighed, each with its stride; ``dynamic`` does what larger strides would."""
-_NO_SHAPE = ModelShape("unknown", 1, 1, 1, 1, 1)
-"""An optimizer knows its subgroups and not the model's shape. An update depends on that only by the
+_NO_MODEL = Model("unknown", 1, 1, 1, 1, 1)
+"""An optimizer knows its subgroups and not the model. An update depends on that only by the
 activations that leave no room for gradients on the device."""
 _ON_THE_HOST = {
     "copies to the GPU": "copies within host memory",
@@ -38,7 +62,20 @@ _ON_THE_HOST = {
     "link to and from the GPU": "copies within host memory",
     "device Adam": "host Adam",
 }
-"""What lanes named after a GPU are on a machine without one."""
+"""Names, on a machine without a GPU, of what is named after one."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Phases of one iteration, in seconds."""
+
+    forward_s: float  # all forwards
+    backward_s: float  # all backwards, with what gradients cost
+    computed_s: float  # computing alone, of all forwards and backwards
+    layer_s: float  # one layer's forward, of one micro-batch
+    head_s: float  # the output layer's and the loss, the same
+    flush_s: float  # part of backward_s that gradients on their way to host memory add
+    outside_s: float  # outside all phases
 
 
 @dataclass(frozen=True)
@@ -59,76 +96,8 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the machine has the memory."""
+        """Return whether the machine has the memory."""
         return not self.shortages
-
-
-def predict(workload: Workload, machine: Machine) -> Prediction:
-    """Predict one iteration of a workload on a machine.
-
-    Raises:
-        MachineError: The profile lacks a rate; says what measures it.
-        WorkloadError: The machine cannot run it at all.
-    """
-    workload, choice = _settled(workload, machine)
-    phases = phases_of(workload, machine)
-    memory = memory_of(workload, machine, workload.policy)
-    total = phases.forward_s + phases.backward_s + phases.outside_s
-    total += choice.seconds - choice.hidden_s
-    bound_update = bound_update_s(workload, machine, with_flush=True)
-    binding = choice.binding
-    if not machine.gpus:
-        binding = _ON_THE_HOST.get(binding, binding)
-    # Without a GPU both are work of the same cores, and neither hides the other.
-    both = max if machine.gpus else sum
-    return Prediction(
-        iteration_s=total,
-        forward_s=phases.forward_s,
-        backward_s=phases.backward_s,
-        update_s=choice.seconds,
-        outside_s=phases.outside_s,
-        hidden_s=choice.hidden_s,
-        memory=memory,
-        shortages=shortages(workload, machine, memory),
-        binding=binding,
-        bound_s=min(total, both((phases.computed_s, bound_update))),
-        policy=choice.explanation,
-    )
-
-
-def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
-    """No schedule of this package's kernels updates faster on this machine.
-
-    The device's share is chosen freely, nothing but the resources themselves costs time, and
-    gradients of that share are on the device already if the workload lets them stay there. 16-bit
-    weights cross the link if they live on its other side: the CPU sends its own to the device, or
-    the device its own to host memory.
-
-    Args:
-        workload: What runs.
-        machine: Where it runs.
-        with_flush: Count gradients on their way to host memory too, which use the same links in
-            every iteration, whenever that is.
-    """
-    rank = rank_of(workload, machine)
-    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
-    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
-
-    to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
-    flush = weight if with_flush and machine.gpus else 0
-    stays = flush if workload.keeps_device_grads else 0
-
-    def seconds(share: float) -> float:
-        return numel * max(
-            (1 - share) / rank.host_alone_parameters_per_s,
-            (to_device * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
-            ((STATE_BYTES + to_host - stays) * share + flush) / rank.d2h_bytes_per_s,
-            share / rank.device_parameters_per_s,
-            ((2 * STATE_BYTES - stays) * share + rank.host_bytes * (1 - share) + flush)
-            / rank.host_bytes_per_s,
-        )
-
-    return min(seconds(step / 200) for step in range(201))
 
 
 @dataclass(frozen=True)
@@ -145,22 +114,228 @@ class Choice:
 
     @property
     def shown_s(self) -> float:
-        """What the update and the flush of gradients add to an iteration."""
+        """Return what the update and the flush of gradients add to an iteration."""
         return self.seconds - self.hidden_s + self.flush_s
 
     @property
     def label(self) -> str:
-        """Its name in the log."""
+        """Return its name in the log."""
         return f"stride {self.stride}" if self.policy == "stride" else self.policy
+
+
+def predict(workload: Workload, machine: Machine) -> Prediction:
+    """Predict one iteration of a workload on a machine.
+
+    Raises:
+        MachineError: The profile lacks a rate; says what measures it.
+        WorkloadError: The performance model does not know such a run, or the machine cannot have
+            it; names field and value.
+    """
+    _refuse_unknown(workload)
+    if workload.software is None and workload.policy == "auto":
+        choice = _choose(workload, machine)
+        workload = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
+        words = choice.explanation
+    else:
+        choice = _time(workload, machine)
+        words = f"{choice.label}, as given; bound by {choice.binding}"
+        if workload.software is not None:
+            where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
+            words = workload.software.words.format(stride=workload.stride, where=where)
+    phases, memory = phases_of(workload, machine), memory_of(workload, machine)
+    total = phases.forward_s + phases.backward_s + phases.outside_s
+    total += choice.seconds - choice.hidden_s
+    bound_update = bound_update_s(workload, machine, with_flush=True)
+    binding = choice.binding if machine.gpus else _ON_THE_HOST.get(choice.binding, choice.binding)
+    # Without a GPU both are work of the same cores, and neither hides the other.
+    both = max if machine.gpus else sum
+    return Prediction(
+        iteration_s=total,
+        forward_s=phases.forward_s,
+        backward_s=phases.backward_s,
+        update_s=choice.seconds,
+        outside_s=phases.outside_s,
+        hidden_s=choice.hidden_s,
+        memory=memory,
+        shortages=shortages(workload, machine, memory),
+        binding=binding,
+        bound_s=min(total, both((phases.computed_s, bound_update))),
+        policy=words,
+    )
+
+
+def _refuse_unknown(workload: Workload) -> None:
+    model, states = workload.model, {workload.masters, workload.moments}
+    is_gpt = type(model) is Model and model.architecture == "llama"
+    for field, value, is_known, known in (
+        ("model", model.name, is_gpt, "GPTs with SwiGLU, RMSNorm and no bias"),
+        ("zero_optimization.stage", workload.stage, workload.stage == 3, "ZeRO stage 3 alone"),
+        (
+            "offload_optimizer.device",
+            workload.optimizer_at,
+            workload.optimizer_at == "cpu",
+            "an optimizer that is offloaded to the CPU",
+        ),
+        (
+            "offload_param.device",
+            workload.weights_at,
+            workload.weights_at != "nvme",
+            "weights on the device or in host memory",
+        ),
+        ("type of states", workload.masters, states == {"fp32"}, "fp32 states alone"),
+    ):
+        if not is_known:
+            raise WorkloadError(f"{field} = {value!r}: the performance model knows {known}")
+
+
+def num_nodes(workload: Workload, machine: Machine) -> int:
+    """Return the number of nodes that the ranks need.
+
+    Raises:
+        WorkloadError: Tensor-parallel ranks would lie on several nodes.
+    """
+    if not machine.gpus:
+        return 1
+    if workload.tp > machine.gpus:
+        raise WorkloadError(
+            f"tp = {workload.tp}: machine '{machine.name}' has {machine.gpus} GPUs a node"
+        )
+    return math.ceil(workload.ranks / machine.gpus)
+
+
+def phases_of(workload: Workload, machine: Machine) -> Phases:
+    """Return forward and backward of one iteration, in closed form.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+        WorkloadError: The machine cannot hold the tensor-parallel ranks, or its profile does not
+            say how fast it computes in the workload's dtype.
+    """
+    num_nodes(workload, machine)
+    if machine.gpus and workload.dtype == "fp32":
+        raise WorkloadError(
+            f"dtype = 'fp32': machine '{machine.name}' has a rate for 16-bit matrix products only "
+            "(device_flops_per_s); use bf16 or fp16"
+        )
+    free = 1.0 - workload.hog_share
+    if not machine.gpus:
+        free /= workload.ranks  # which share the host's cores
+    flops_per_s = machine.rate("device_flops_per_s") * free
+    stream = machine.rate("device_stream_bytes_per_s") * free
+    costs, model = machine.costs, workload.model
+    layer = _layer_s(workload, flops_per_s, stream) + costs.launch_s
+    logits = workload.tokens * model.padded_vocab_size(workload.tp) / workload.tp
+    head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
+    whole = workload.numel * workload.weight_bytes
+    gathered = GATHERED_PASSES * whole / stream if workload.dp > 1 else 0.0
+    gather = _gather_s(workload, machine, whole)
+    # Gathers run ahead of the layers that use them; reduce-scatters behind.
+    computed = model.layers * layer + head + gathered
+    forward = max(computed, gather) + model.layers * costs.layer_s
+    again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
+    computed_back = model.layers * layer * again + LAYERS_BACK * head + gathered
+    computed_back += GRAD_PASSES * whole / stream
+    back = max(computed_back, 2 * gather)
+    flush = _flush_s(workload, machine, back)
+    forward_more_s, outside_more_s = 0.0, 0.0
+    if workload.software:
+        forward_more_s = workload.software.forward_s.get(machine.name, 0.0)
+        outside_more_s = workload.software.outside_s.get(machine.name, 0.0)
+    times = workload.accumulation
+    return Phases(
+        forward_s=times * forward + forward_more_s,
+        backward_s=times * back + flush,
+        computed_s=times * (computed + back),
+        layer_s=layer,
+        head_s=head,
+        flush_s=flush,
+        outside_s=costs.iteration_s + times * costs.micro_batch_s + outside_more_s,
+    )
+
+
+def _layer_s(workload: Workload, flops_per_s: float, stream: float) -> float:
+    """Return the products and the elementwise passes of one layer's forward."""
+    model, tokens, tp = workload.model, workload.tokens, workload.tp
+    layer_numel = sum(model.blocks(tp)[1])
+    # Scores times values and queries times keys; causal masks do not save work here.
+    attention_flops = 4 * workload.sequence * model.hidden / tp
+    flops = tokens * (2 * layer_numel + attention_flops)
+    scores = model.heads * workload.sequence / tp if workload.materialized_attention else 0.0
+    passes = HIDDEN_PASSES * model.hidden + FFN_PASSES * model.ffn / tp + SCORE_PASSES * scores
+    return flops / flops_per_s + tokens * passes * workload.weight_bytes / stream
+
+
+def _gather_s(workload: Workload, machine: Machine, whole_bytes: float) -> float:
+    """Return the time to move all parameters of the model to this rank once."""
+    if not machine.gpus:
+        return 0.0
+    gather = 0.0
+    if workload.dp > 1:
+        moved = whole_bytes * (workload.dp - 1) / workload.dp
+        gather = moved / machine.rate("gather_bytes_per_s")
+    if workload.weights_on_host:
+        # Each rank brings its own share over its own link, and then the ranks exchange shares.
+        gather += whole_bytes / workload.dp / machine.rate("h2d_bytes_per_s")
+    return gather
+
+
+def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
+    """Return what gradients add to backward on their way to host memory."""
+    numel = sum(workload.subgroups) * workload.offload_ratio
+    if not machine.gpus or not numel:
+        return 0.0
+    software = workload.software
+    num_bytes = software.flush_bytes if software else workload.weight_bytes
+    if software and not software.hides_flush:
+        return numel * num_bytes / machine.rate("pageable_d2h_bytes_per_s")
+    flush = numel * num_bytes / machine.rate("d2h_bytes_per_s")
+    if workload.policy in ("stride", "all-device"):
+        # What the device is sure to update stays there; a dynamic split is not known in backward.
+        kept = memory_of(workload, machine).device_grads_bytes
+        flush *= max(0.0, 1 - kept / (workload.weight_bytes * numel))
+    last = min(1.0, workload.bucket_numel / (workload.dp * numel))
+    return max(flush - back_s, flush * last)
+
+
+def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
+    """Return the seconds below which no schedule of this package's kernels updates.
+
+    The device's share is chosen freely, nothing but the resources themselves costs time, and
+    gradients of that share are on the device already if the workload lets them stay there. 16-bit
+    weights cross the link if they live on its other side: the CPU sends its own to the device, or
+    the device its own to host memory.
+
+    Args:
+        workload: What runs.
+        machine: Where it runs.
+        with_flush: Count gradients on their way to host memory too, which use the same links in
+            every iteration, whenever that is.
+    """
+    rank = rank_of(workload, machine)
+    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
+    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
+    to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
+    flush = weight if with_flush and machine.gpus else 0
+    stays = flush if workload.keeps_device_grads else 0
+
+    def seconds(share: float) -> float:
+        return numel * max(
+            (1 - share) / rank.host_alone_parameters_per_s,
+            (to_device * (1 - share) + (STATE_BYTES + grad) * share) / rank.links["h2d"],
+            ((STATE_BYTES + to_host - stays) * share + flush) / rank.links["d2h"],
+            share / rank.device_parameters_per_s,
+            ((2 * STATE_BYTES - stays) * share + rank.host_bytes * (1 - share) + flush)
+            / rank.host_bytes_per_s,
+        )
+
+    return min(seconds(step / 200) for step in range(201))
 
 
 def choose_policy(
     numels: Sequence[int],
     machine: Machine,
     num_ranks: int = 1,
-    ratio: float = 1.0,
-    tile_numel: int = 2**25,
-    weights_on_host: bool = False,
+    **fields: Any,  # noqa: ANN401
 ) -> Choice:
     """Return the fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
 
@@ -168,38 +343,16 @@ def choose_policy(
         numels: Elements of each subgroup of the rank.
         machine: Measured rates.
         num_ranks: Ranks of this node, which share its host.
-        ratio: Share of the state in host memory.
-        tile_numel: Largest tile, in elements.
-        weights_on_host: Whether 16-bit weights live in host memory.
+        fields: Fields of :class:`Workload` that an optimizer knows, such as ``offload_ratio``.
 
     Raises:
         MachineError: A rate that is needed was not measured; says what measures it.
     """
     if not numels or min(numels) < 0:
         raise MachineError("numels: a rank without subgroups has nothing to choose")
-    workload = Workload(
-        _NO_SHAPE,
-        dp=num_ranks,
-        offload_ratio=ratio,
-        tile_numel=tile_numel,
-        just_in_time_forward=False,
-        weights_on_host=weights_on_host,
-        subgroup_numels=tuple(numels),
-    )
-    return _choose(workload, machine)
-
-
-def _settled(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
-    """Settle the policy: the workload's own, or for ``auto`` that of the shortest iteration."""
-    if workload.software is None and workload.policy == "auto":
-        choice = _choose(workload, machine)
-        return dataclasses.replace(workload, policy=choice.policy, stride=choice.stride), choice
-    given = _time(workload, machine)
-    why = f"{given.label}, as given; bound by {given.binding}"
-    if workload.software is not None:
-        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
-        why = workload.software.words.format(stride=workload.stride, where=where)
-    return workload, dataclasses.replace(given, explanation=why)
+    subgroups = tuple(numels)
+    known = Workload(_NO_MODEL, dp=num_ranks, subgroup_numels=subgroups, **fields)
+    return _choose(known, machine)
 
 
 def _choose(workload: Workload, machine: Machine) -> Choice:
@@ -219,7 +372,7 @@ def _choose(workload: Workload, machine: Machine) -> Choice:
             best = item
     others = ", ".join(f"{item.label} {item.shown_s:.3f} s" for item in timed if item is not best)
     shown, word = "", ""
-    if workload.model is not _NO_SHAPE:
+    if workload.model is not _NO_MODEL:
         shown = f", of which with the gradients' flush {best.shown_s:.3f} s shows,"
         word = "showing: "
     why = (
@@ -233,9 +386,9 @@ def _choose(workload: Workload, machine: Machine) -> Choice:
 
 def _time(workload: Workload, machine: Machine) -> Choice:
     """Time a workload whose policy is settled; without the model nothing is hidden."""
-    run = simulate_update(workload, machine, workload.policy)
+    run = simulate_update(workload, machine)
     hidden = flush = 0.0
-    if workload.model is not _NO_SHAPE:
+    if workload.model is not _NO_MODEL:
         phases = phases_of(workload, machine)
         flush = phases.flush_s
         # Without a GPU the forward needs the very cores that the update is on.
@@ -250,10 +403,12 @@ def _hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
 
     The forward goes layer by layer; each layer begins when its own tiles are on the device.
     """
-    ends = _layer_ends(workload)
+    blocks = workload.model.blocks(workload.tp)
+    sizes = (sum(-(-numel // workload.dp) for numel in block) for block in blocks)
+    ends = list(itertools.accumulate(sizes))
     ends[-1] = sum(workload.subgroups)  # what lies behind the model's own tensors is waited for too
     last, clock, needed, first, tile = len(ends) - 1, 0.0, 0.0, 0, 0
-    tiles = schedule_of(workload, workload.policy).tiles
+    tiles = workload.schedule.tiles
     for layer, end in enumerate(ends):
         while tile < len(tiles) and first < end:
             needed = max(needed, run.ready_s[tile])
@@ -263,11 +418,3 @@ def _hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
     clock += phases.head_s
     alone = workload.model.layers * phases.layer_s + phases.head_s
     return max(0.0, run.seconds + alone - clock)
-
-
-def _layer_ends(workload: Workload) -> list[int]:
-    """Return the last element, among the rank's, of the embedding, each layer, and the output."""
-    tensors = [-(-numel // workload.dp) for numel in workload.model.tensors(workload.tp)]
-    layer = sum(tensors[1:7])
-    ends = [tensors[0] + layer * number for number in range(workload.model.layers + 1)]
-    return [*ends, sum(tensors)]

@@ -46,7 +46,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over."""
+        """Return whether it is over."""
         return not math.isnan(self.end_s)
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.plan import (
+from deep_optimizer_states.core.plan import (
     DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
@@ -16,21 +16,25 @@ from deep_optimizer_states.plan import (
     Kind,
     Plan,
 )
+from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory.arrays import SLOTS, STAGING_BUFFERS
-from deep_optimizer_states.predict.memory.offload import kept_subgroups
-from deep_optimizer_states.predict.rank import Rank, rank_of
-from deep_optimizer_states.predict.simulator import Job, Simulator
-from deep_optimizer_states.predict.workload import (
-    FP32_BYTES,
-    STATE_BYTES,
-    StockOffload,
-    Workload,
-    schedule_of,
+from deep_optimizer_states.predict.memory import (
+    SLOTS,
+    STAGING_BUFFERS,
+    kept_subgroups,
+    ranks_a_node,
 )
-from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
-from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.predict.model import FP32_BYTES
+from deep_optimizer_states.predict.simulator import Job, Simulator
+from deep_optimizer_states.predict.workload import STATE_BYTES, StockOffload, Workload
 
+STOCK_HOST_BYTES = 48
+"""Host bytes a parameter that DeepSpeed's own update moves: gradient, unscale, Adam, downcast."""
+FUSED_HOST_BYTES = 28
+"""The same of this engine's pass: state read and written, gradient read, 16-bit weight written."""
+UNSCALE_BYTES = 8
+"""Stock multiplies the fp32 gradient in a pass of its own: read and written."""
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""
 LANES = {
@@ -48,8 +52,60 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
+class Rank:
+    """Rates of one rank when all of its node work at once: bytes, or parameters, a second."""
+
+    host_bytes_per_s: float  # its share of the host's memory bandwidth
+    host_parameters_per_s: float  # its host lane alone, with the kernel of whoever updates
+    host_bytes: int  # that this kernel moves in host memory, a parameter
+    links: Mapping[str, float]  # h2d and d2h, page-locked: alone, and "_both" ways at once
+    device_parameters_per_s: float  # Adam on the device
+    blocking_bytes_per_s: float  # copies to the device that a host thread waits for
+
+    @property
+    def host_alone_parameters_per_s(self) -> float:
+        """Rate of the host lane when nothing else uses host memory."""
+        return min(self.host_parameters_per_s, self.host_bytes_per_s / self.host_bytes)
+
+    def capacity(self, resource: str, in_use: set[str]) -> float:
+        """Return the bytes a second of a link or of host memory, while others are in use."""
+        if resource == "host":
+            return self.host_bytes_per_s
+        return self.links[f"{resource}_both" if {"h2d", "d2h"} <= in_use else resource]
+
+
+def rank_of(workload: Workload, machine: Machine) -> Rank:
+    """Return what one rank of ``workload`` gets of ``machine``.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+    """
+    per_node = ranks_a_node(workload, machine)
+    threads = max(1.0, machine.cores / per_node)
+    host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
+    stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
+    if workload.software is None:
+        adam = machine.curve("host_fused_parameters_per_s", threads)
+        num_bytes, blocking_rate = FUSED_HOST_BYTES, "h2d_bytes_per_s"
+    else:
+        alone = machine.curve("host_adam_parameters_per_s", threads)
+        adam = 1.0 / (1.0 / alone + UNSCALE_BYTES / stream)
+        num_bytes, blocking_rate = STOCK_HOST_BYTES, workload.software.blocking_rate
+    if not machine.gpus:
+        # The "device" is the host's own memory: its copies are copies of the host.
+        names = ("h2d", "d2h", "h2d_both", "d2h_both")
+        return Rank(host, adam, num_bytes, dict.fromkeys(names, stream / 2), adam, stream / 2)
+    links = {way: machine.rate(f"{way}_bytes_per_s") for way in ("h2d", "d2h")}
+    for way, alone in tuple(links.items()):
+        links[f"{way}_both"] = getattr(machine.rates, f"{way}_both_bytes_per_s") or alone
+    device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
+    blocking = getattr(machine.rates, blocking_rate) or links["h2d"]
+    return Rank(host, adam, num_bytes, links, device, blocking)
+
+
+@dataclass(frozen=True)
 class UpdateRun:
-    """What a simulated update did."""
+    """A simulated update."""
 
     seconds: float  # from its start until all state and weights are in place
     plan: Plan  # what ran where, in issue order
@@ -58,23 +114,17 @@ class UpdateRun:
     binding: str  # the resource that has most to do, which the update lasts at least as long as
 
 
-def simulate_update(workload: Workload, machine: Machine, policy: str = "all-host") -> UpdateRun:
+def simulate_update(workload: Workload, machine: Machine) -> UpdateRun:
     """Simulate one rank's update phase; every rank of a node does the same at the same time.
-
-    Args:
-        workload: What runs.
-        machine: Where it runs.
-        policy: For this package's engine; other software has its own way.
 
     Raises:
         MachineError: A rate that is needed was not measured.
     """
-    if workload.software is not None:
-        return _StockUpdate(workload, machine, workload.software).run()
     split = RunTimeSplit()
-    for _ in range(LEARNING_UPDATES if policy == "dynamic" else 0):
-        _OwnUpdate(workload, machine, policy, split).run()
-    return _OwnUpdate(workload, machine, policy, split).run()
+    if workload.software is None and workload.schedule.dynamic:
+        for _ in range(LEARNING_UPDATES):
+            _Update(workload, machine, split).run()
+    return _Update(workload, machine, split).run()
 
 
 @dataclass
@@ -86,19 +136,34 @@ class _Slot:
 
 
 class _Update:
-    """One rank's update under way."""
+    """One rank's update under way; it teaches the dynamic split when it is over.
 
-    def __init__(self, workload: Workload, machine: Machine, num_slots: int) -> None:
-        self.workload = workload
+    This package steps tile after tile, other software subgroup after subgroup.
+    """
+
+    def __init__(self, workload: Workload, machine: Machine, split: RunTimeSplit) -> None:
+        self.workload, self.software, self.split = workload, workload.software, split
         self.rank = rank_of(workload, machine)
-        self.simulator = Simulator(lambda resource, in_use: _capacity(self.rank, resource, in_use))
-        self.slots = deque(_Slot() for _ in range(num_slots))
+        self.simulator = Simulator(self.rank.capacity)
+        self.slots = deque(_Slot() for _ in range(self.software.slots if self.software else SLOTS))
         self.staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
         self.held: dict[int, _Slot] = {}
         self.ready: dict[int, Job] = {}
+        self.numels: Sequence[int] = workload.subgroups
+        self.prefetched_bytes: Sequence[int] = [STATE_BYTES] * len(self.numels)
+        if self.software is None:
+            schedule = workload.schedule
+            kept = schedule.tiles_of_subgroups(kept_subgroups(workload, machine))
+            self.numels = [tile.numel for tile in schedule.tiles]
+            self.prefetched_bytes = [
+                STATE_BYTES + (0 if tile in kept else workload.weight_bytes)
+                for tile in range(len(self.numels))
+            ]
+        self.flights: list[tuple[Job, Job]] = []
+        self.landed = 0
+        self.host_steps: list[HostStep] = []
 
-    def issue(self, action: Action, numel: int) -> None:
-        """Submit the jobs of an action; the host thread waits for its own."""
+    def run(self) -> UpdateRun:
         handlers = {
             Kind.PREFETCH: self.prefetch,
             Kind.DEVICE_STEP: self.device_step,
@@ -106,22 +171,64 @@ class _Update:
             Kind.HOST_STEP: self.host_step,
             Kind.WEIGHTS: self.weights,
         }
-        handlers[action.kind](action.tile, numel)
+        issued = []
+        for action in self.actions():
+            handlers[action.kind](action.tile, self.numels[action.tile])
+            issued.append(action)
+        for job in self.ready.values():
+            if job.lane == "GPU":
+                self.simulator.run_until(job)
+        stepped_s = self.simulator.now_s
+        self.simulator.run_until()
+        flights = [Flight(int(end.work), begin.begin_s, end.end_s) for begin, end in self.flights]
+        self.split.learn(self.host_steps, flights, self.simulator.now_s)
+        nobody_waits = self.software is not None and self.software.slots
+        return UpdateRun(
+            stepped_s if nobody_waits else self.simulator.now_s,
+            Plan(len(self.numels), tuple(issued)),
+            self.simulator.done,
+            {tile: job.end_s for tile, job in self.ready.items()},
+            _binding(self.simulator.done, self.rank),
+        )
 
-    def result(self, seconds: float, plan: Plan) -> UpdateRun:
-        ready_s = {tile: job.end_s for tile, job in self.ready.items()}
-        jobs = self.simulator.done
-        return UpdateRun(seconds, plan, jobs, ready_s, _binding(jobs, self.rank))
+    def actions(self) -> Iterator[Action]:
+        if self.software:
+            return _stock_actions(self.workload, self.software)
+        arrivals = AllAtOnce(range(len(self.numels)))
+        return self.workload.schedule.actions(arrivals, self.share, self.has_room)
 
-    def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
-        """Queue a copy of ``num_bytes`` a parameter into the next slot."""
+    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
+        def in_flight_numel() -> int:
+            return int(sum(flush.work for _, flush in self.in_flight()))
+
+        return self.split.share(tiles, numels, in_flight_numel)
+
+    def in_flight(self) -> list[tuple[Job, Job]]:
+        while self.landed < len(self.flights) and self.flights[self.landed][1].is_done:
+            self.landed += 1
+        return self.flights[self.landed :]
+
+    def has_room(self, wait: bool) -> bool:
+        """Decide as the executor does whether the device may be given one more tile."""
+        while len(found := self.in_flight()) >= NUM_AHEAD:
+            if not wait:
+                return False
+            self.simulator.run_until(found[0][1])
+        return True
+
+    # What each action of a plan submits; the host thread waits for its own work.
+
+    def prefetch(self, tile: int, numel: int) -> None:
         slot = self.held[tile] = self.slots.popleft()
         self.slots.append(slot)
+        num_bytes = self.prefetched_bytes[tile]
         slot.filled = self.copy("H2D", f"prefetch {tile}", numel, num_bytes, slot.free)
 
     def device_step(self, tile: int, numel: int) -> None:
-        """Queue the device's Adam, behind the prefetch of a tile that is not resident."""
-        slot = self.held.get(tile)
+        slot = self.held.get(tile)  # none for a resident tile
+        if slot and self.software:
+            self.simulator.run_until(slot.filled)
+            self.block(f"gradient {tile}", numel, self.rank.links["h2d"])
         after = (slot.filled,) if slot and slot.filled else ()
         job = Job("GPU", f"step {tile}", numel, self.rank.device_parameters_per_s, after=after)
         self.ready[tile] = self.simulator.submit(job)
@@ -133,23 +240,28 @@ class _Update:
             stepped = self.ready[tile] = self.copy("D2H", f"weights {tile}", numel, size, stepped)
         if slot is not None:  # a resident tile sends its weights alone
             slot.free = self.copy("D2H", f"flush {tile}", numel, STATE_BYTES, stepped)
+            assert slot.filled is not None, tile
+            self.flights.append((slot.filled, slot.free))
 
-    def host_step(self, tile: int, numel: int) -> Job:
+    def host_step(self, tile: int, numel: int) -> None:
+        issued_s = self.simulator.now_s
         if not self.workload.weights_on_host:
             staging = self.held[tile] = next(self.staging)
             if staging.free is not None:
                 self.simulator.run_until(staging.free)
-        draws = {"host": float(self.rank.host_bytes)}
-        rate = self.rank.host_parameters_per_s
-        job = self.simulator.submit(Job("CPU", f"step {tile}", numel, rate, draws))
-        self.simulator.run_until(job)
+        rank = self.rank
+        job = self.on_cpu(f"step {tile}", numel, rank.host_parameters_per_s, rank.host_bytes)
         if self.workload.weights_on_host:
             self.ready[tile] = job
-        return job
+        step = HostStep(int(job.work), job.begin_s - issued_s, job.end_s - job.begin_s)
+        self.host_steps.append(step)
 
     def weights(self, tile: int, numel: int) -> None:
-        """Queue the copy of a tile's 16-bit weights to the device."""
-        job = self.copy("weights", f"weights {tile}", numel, self.workload.weight_bytes)
+        what = f"weights {tile}"
+        if self.software and not self.software.slots:
+            job = self.block(what, numel, self.rank.blocking_bytes_per_s)
+        else:
+            job = self.copy("weights", what, numel, self.workload.weight_bytes)
         self.held.pop(tile).free = self.ready[tile] = job
 
     def copy(
@@ -157,119 +269,17 @@ class _Update:
     ) -> Job:
         """Queue a copy of ``num_bytes`` a parameter."""
         link = _LINKS[lane]
-        rate = _capacity(self.rank, link, {link}) / num_bytes
+        rate = self.rank.capacity(link, {link}) / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
         return self.simulator.submit(Job(lane, what, numel, rate, draws, (after,) if after else ()))
 
+    def block(self, what: str, numel: int, bytes_per_s: float) -> Job:
+        """Let the CPU lane itself copy fp32 values."""
+        return self.on_cpu(f"{_BLOCKING} of {what}", numel, bytes_per_s / FP32_BYTES, FP32_BYTES)
 
-class _OwnUpdate(_Update):
-    """An update of this package's engine, which teaches the dynamic split when it is over."""
-
-    def __init__(
-        self, workload: Workload, machine: Machine, policy: str, split: RunTimeSplit
-    ) -> None:
-        super().__init__(workload, machine, SLOTS)
-        self.schedule = schedule_of(workload, policy)
-        self.split = split
-        self.kept = self.schedule.tiles_of_subgroups(kept_subgroups(workload, machine, policy))
-        self._flights: list[tuple[Job, Job]] = []
-        self._landed = 0
-        self._host_steps: list[tuple[float, Job]] = []
-
-    def run(self) -> UpdateRun:
-        numels = [tile.numel for tile in self.schedule.tiles]
-        issued = []
-        arrivals = AllAtOnce(range(len(numels)))
-        for action in self.schedule.actions(arrivals, self._share, self._has_room):
-            self.issue(action, numels[action.tile])
-            issued.append(action)
-        self.simulator.run_until()
-        self._teach()
-        return self.result(self.simulator.now_s, Plan(len(numels), tuple(issued)))
-
-    def _share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
-        return self.split.share(tiles, numels, self._in_flight_numel)
-
-    def _in_flight(self) -> list[tuple[Job, Job]]:
-        while self._landed < len(self._flights) and self._flights[self._landed][1].is_done:
-            self._landed += 1
-        return self._flights[self._landed :]
-
-    def _in_flight_numel(self) -> int:
-        return int(sum(flush.work for _, flush in self._in_flight()))
-
-    def _has_room(self, wait: bool) -> bool:
-        """Decide as the executor does whether the device may be given one more tile."""
-        while len(found := self._in_flight()) >= NUM_AHEAD:
-            if not wait:
-                return False
-            self.simulator.run_until(found[0][1])
-        return True
-
-    def _teach(self) -> None:
-        steps = [HostStep(int(j.work), wait, j.end_s - j.begin_s) for wait, j in self._host_steps]
-        flights = [Flight(int(end.work), begin.begin_s, end.end_s) for begin, end in self._flights]
-        self.split.learn(steps, flights, self.simulator.now_s)
-
-    def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
-        gradient = 0 if tile in self.kept else self.workload.weight_bytes
-        super().prefetch(tile, numel, num_bytes + gradient)
-
-    def state_flush(self, tile: int, numel: int) -> None:
-        slot = self.held.get(tile)
-        super().state_flush(tile, numel)
-        if slot is not None:
-            assert slot.filled is not None, tile
-            assert slot.free is not None, tile
-            self._flights.append((slot.filled, slot.free))
-
-    def host_step(self, tile: int, numel: int) -> Job:
-        issued_s = self.simulator.now_s
-        job = super().host_step(tile, numel)
-        self._host_steps.append((job.begin_s - issued_s, job))
-        return job
-
-
-class _StockUpdate(_Update):
-    """An update of other software: subgroup after subgroup, not cut into tiles."""
-
-    def __init__(self, workload: Workload, machine: Machine, software: StockOffload) -> None:
-        super().__init__(workload, machine, software.slots)
-        self.software = software
-
-    def run(self) -> UpdateRun:
-        numels = self.workload.subgroups
-        actions = tuple(_stock_actions(self.workload, self.software))
-        for action in actions:
-            self.issue(action, numels[action.tile])
-        for job in self.ready.values():
-            if job.lane == "GPU":
-                self.simulator.run_until(job)
-        stepped_s = self.simulator.now_s
-        self.simulator.run_until()
-        seconds = stepped_s if self.software.slots else self.simulator.now_s
-        return self.result(seconds, Plan(len(numels), actions))
-
-    def device_step(self, tile: int, numel: int) -> None:
-        """Copy the fp32 gradient of a tile that is not resident, then step it."""
-        slot = self.held.get(tile)
-        if slot is not None:
-            self.simulator.run_until(slot.filled)
-            self._block(f"gradient {tile}", numel, self.rank.h2d_bytes_per_s)
-        super().device_step(tile, numel)
-
-    def weights(self, tile: int, numel: int) -> None:
-        if self.software.slots:
-            super().weights(tile, numel)
-            return
-        job = self._block(f"weights {tile}", numel, self.rank.blocking_bytes_per_s)
-        self.held.pop(tile).free = self.ready[tile] = job
-
-    def _block(self, what: str, numel: int, bytes_per_s: float) -> Job:
-        """Let the CPU lane itself copy fp32 values, and wait until it has."""
-        draws = {"host": float(FP32_BYTES)}
-        what = f"{_BLOCKING} of {what}"
-        job = self.simulator.submit(Job("CPU", what, numel, bytes_per_s / FP32_BYTES, draws))
+    def on_cpu(self, what: str, numel: int, rate: float, num_bytes: int) -> Job:
+        """Let the CPU lane work on so many bytes a parameter, and wait until it has."""
+        job = self.simulator.submit(Job("CPU", what, numel, rate, {"host": float(num_bytes)}))
         self.simulator.run_until(job)
         return job
 
@@ -293,13 +303,6 @@ def _stock_actions(workload: Workload, software: StockOffload) -> Iterator[Actio
             yield Action(following[idx], Kind.PREFETCH)
     for idx in sorted(resident):
         yield from (Action(idx, kind) for kind in named.get(RESIDENT_CHAIN, RESIDENT_CHAIN))
-
-
-def _capacity(rank: Rank, resource: str, in_use: set[str]) -> float:
-    if resource == "host":
-        return rank.host_bytes_per_s
-    both = "_both" if {"h2d", "d2h"} <= in_use else ""
-    return float(getattr(rank, f"{resource}{both}_bytes_per_s"))
 
 
 def _binding(jobs: Iterable[Job], rank: Rank) -> str:

@@ -1,26 +1,43 @@
-"""What is to be predicted: a model, how it is split over ranks, and who updates its state."""
+"""Workloads: a model, how it is split over ranks, and who updates its state."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from typing import Any
 
+from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.core.plan import Tile, cut_flat_state
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.model import ModelShape
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
 
 OURS = "ours"
 """Name of this package's engine."""
 POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
-DTYPES = ("bf16", "fp16", "fp32")
-FP32_BYTES = 4
+BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
 STATE_BYTES = 3 * FP32_BYTES
 """Master weight and two moments of a parameter."""
+PLACES = ("none", "cpu", "nvme")
+KNOWN_VALUES: dict[str, Sequence[object]] = {
+    **{"policy": POLICIES, "stage": (0, 1, 2, 3), "optimizer_at": PLACES, "weights_at": PLACES},
+    **dict.fromkeys(("dtype", "masters", "moments", "sums"), tuple(BYTES)),
+}
+POSITIVE = (
+    *("dp", "tp", "micro_batch_size", "accumulation", "stride"),
+    *("subgroup_numel", "bucket_numel"),
+)
+"""Fields that are whole numbers of at least 1."""
+JSON_SIZES = {
+    "bucket_numel": "reduce_bucket_size",
+    "subgroup_numel": "sub_group_size",
+    "live_numel": "stage3_max_live_parameters",
+}
+"""Fields of a workload by the keys of DeepSpeed's ``zero_optimization``."""
 
 
 class WorkloadError(DeepOptimizerStatesError, ValueError):
@@ -29,7 +46,7 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class StockOffload:
-    """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
+    """Software other than this package: the defaults are today's DeepSpeed.
 
     After each of the CPU's steps a host thread copies fp32 weights to the device. With ``slots``,
     one subgroup in ``stride`` passes through the device: a host thread copies its fp32 gradient
@@ -47,7 +64,7 @@ class StockOffload:
     keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
     blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
     slots: int = 0  # subgroups that pass through the device at once
-    locked_arrays: int = 3  # fp32 arrays in host memory that are page-locked as they are
+    locked_arrays: int = 3  # arrays of the state in host memory that are page-locked as they are
     rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup
     pageable_arrays: int = 0  # those that are not page-locked
     # Seconds that no rate explains, by the name of the machine: of a forward, outside the phases.
@@ -61,60 +78,61 @@ class StockOffload:
             return frozenset(range(int(workload.offload_ratio * count), count))
         return frozenset(range(int((1 - workload.offload_ratio) * count)))
 
-    def host_state_bytes(self, numels: Sequence[int]) -> tuple[float, float]:
-        """Return the host memory of the state and fp32 gradients of subgroups.
-
-        Returns:
-            Page-locked bytes, and others.
-        """
-        exact, rounded = FP32_BYTES * sum(numels), sum(power_of_two(FP32_BYTES * n) for n in numels)
-        locked = self.locked_arrays * exact + self.rounded_arrays * rounded
-        return locked, float(self.pageable_arrays * exact)
-
 
 STOCK = StockOffload()
-"""Today's DeepSpeed ZeRO-3 offload."""
+"""Today's DeepSpeed."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One run to be predicted.
-
-    Other software than this package (``software``) has no use for ``policy``,
-    ``just_in_time_forward``, ``keeps_device_grads`` and ``tile_numel``.
+    """One run to be predicted. Types of state count at stage 3 alone, elsewhere they are fp32.
 
     Raises:
         WorkloadError: A value is impossible; names field, value and reason.
     """
 
-    model: ModelShape
+    model: Model
     software: StockOffload | None = None  # who updates the state, if it is not this package
     dp: int = 1  # data-parallel ranks
     tp: int = 1  # tensor-parallel ranks
     micro_batch_size: int = 1  # samples a rank handles in one forward
     accumulation: int = 1  # micro-batches a rank sums before an update
     sequence_length: int = 0  # tokens a sample; 0 for the model's
-    offload_ratio: float = 1.0  # share of the optimizer state in host memory
-    stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
-    policy: str = "auto"  # who updates what; auto chooses
-    just_in_time_forward: bool = True  # the forward runs while the update ends
-    # 16-bit gradients of what the device updates stay there, if its memory has room for them.
-    keeps_device_grads: bool = True
-    tile_numel: int = 2**25  # largest piece updated at once, in elements
-    subgroup_numel: int = 100_000_000  # DeepSpeed's sub_group_size, in elements
+    dtype: str = "bf16"  # of weights and gradients
     activation_checkpointing: bool = True  # layers are recomputed in backward
     materialized_attention: bool = True  # attention scores are written out (no flash attention)
     hog_share: float = 0.0  # of each GPU's time taken by another process, from 0 to below 1
-    dtype: str = "bf16"  # of weights and gradients
-    weights_on_host: bool = False  # 16-bit weights live in host memory too (offload_param)
+    # DeepSpeed's settings.
+    stage: int = 3  # of ZeRO
+    optimizer_at: str = "cpu"  # where the optimizer state is: none for the device, cpu or nvme
+    weights_at: str = "none"  # the same of the 16-bit weights under stage 3 (offload_param)
+    offload_ratio: float = 1.0  # share of the optimizer state in host memory
+    subgroup_numel: int = 100_000_000  # sub_group_size, in elements
+    bucket_numel: int = 500_000_000  # reduce_bucket_size
+    live_numel: int = 1_000_000_000  # stage3_max_live_parameters
+    overlaps: bool = False  # overlap_comm of stages 1 and 2
+    masters: str = "fp32"  # type of master weights, and of the gradient beside them
+    moments: str = "fp32"  # type of the moments
+    sums: str = ""  # type in which gradients are summed; empty for that of the weights
+    # Of this package's engine alone.
+    policy: str = "auto"  # who updates what; memory of auto counts as that of dynamic, the most
+    stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
+    tile_numel: int = DEFAULT_TILE_NUMEL  # largest piece updated at once, in elements
+    just_in_time_forward: bool = True  # the forward runs while the update ends
+    # 16-bit gradients of what the device updates stay there, if its memory has room for them.
+    keeps_device_grads: bool = True
+    # Of one stage of a pipeline.
+    in_flight: int = 0  # micro-batches that it keeps; 0 without a pipeline
+    compression_bytes: float = 0.0  # what compression of its communication keeps
     # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
-            one_of(name, getattr(self, name), known)
-        positive = ("dp", "tp", "micro_batch_size", "accumulation", "stride", "subgroup_numel")
-        for name, least in (dict.fromkeys(positive, 1) | {"sequence_length": 0}).items():
+    def __post_init__(self) -> None:  # noqa: C901 - one check after the other
+        for name, known in KNOWN_VALUES.items():
+            value = getattr(self, name)
+            if value or name != "sums":
+                one_of(name, value, known)
+        for name, least in (dict.fromkeys(POSITIVE, 1) | {"sequence_length": 0}).items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
@@ -127,9 +145,6 @@ class Workload:
             )
         if not 0.0 <= self.hog_share < 1.0:
             raise WorkloadError(f"hog_share = {self.hog_share!r}: from 0 to below 1")
-        self._check_split()
-
-    def _check_split(self) -> None:
         for name in ("heads", "kv_heads", "ffn"):
             if getattr(self.model, name) % self.tp:
                 raise WorkloadError(
@@ -145,51 +160,96 @@ class Workload:
 
     @property
     def engine(self) -> str:
-        """Name of the software that updates the state."""
+        """Return the name of the software that updates the state."""
         return self.software.name if self.software else OURS
 
     @property
     def ranks(self) -> int:
-        """Processes of the run."""
+        """Return the number of processes."""
         return self.dp * self.tp
 
     @property
     def sequence(self) -> int:
-        """Tokens of one sample."""
+        """Return the tokens of one sample."""
         return self.sequence_length or self.model.seq_length
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch of one rank."""
+        """Return the tokens of one micro-batch of one rank."""
         return self.micro_batch_size * self.sequence
 
     @property
+    def weights_on_host(self) -> bool:
+        """Return whether 16-bit weights live beside the state (offload_param)."""
+        return self.weights_at != "none"
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight or gradient of the model."""
-        return 4 if self.dtype == "fp32" else 2
+        """Return the bytes of one weight or gradient of the model."""
+        return BYTES[self.dtype]
+
+    @property
+    def master_bytes(self) -> int:
+        """Return the bytes of a master weight, and of a gradient in its type."""
+        return BYTES[self.masters]
+
+    @property
+    def moments_bytes(self) -> int:
+        """Return the bytes of both moments of a parameter."""
+        return 2 * BYTES[self.moments]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Return the bytes of a gradient that is kept until the update."""
+        return BYTES[self.sums or self.dtype]
+
+    @cached_property
+    def kept(self) -> Kept:
+        """Return what autograd keeps of one sample for backward."""
+        is_flash = not self.materialized_attention
+        return self.model.kept_of(self.tp)(self.weight_bytes, self.sequence, is_flash)
+
+    @cached_property
+    def tensors(self) -> list[int]:
+        """Return the elements of each parameter of one tensor-parallel rank."""
+        return self.model.tensors(self.tp)
+
+    @cached_property
+    def numel(self) -> int:
+        """Return the parameters of one tensor-parallel rank, all partitions together."""
+        return sum(self.tensors)
+
+    @cached_property
+    def part(self) -> int:
+        """Return the parameters of one rank's partition."""
+        if self.stage == 3:
+            return sum(math.ceil(numel / self.dp) for numel in self.tensors)
+        return math.ceil(self.numel / self.dp) if self.stage else self.numel
 
     @cached_property
     def subgroups(self) -> tuple[int, ...]:
-        """Elements of each subgroup of one rank, by DeepSpeed's rule."""
-        return self.subgroup_numels or cut_into_subgroups(
-            self.model.tensors(self.tp), self.dp, self.subgroup_numel
+        """Return the elements of each subgroup of one rank; below stage 3 this package's."""
+        if self.subgroup_numels:
+            return self.subgroup_numels
+        if self.stage < 3:
+            return tuple(numel for _, numel in cut_flat_state(self.part, self.subgroup_numel))
+        return cut_into_subgroups(self.tensors, self.dp, self.subgroup_numel)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Return the tiles of one rank under this package's policy."""
+        return self.schedule_with(())
+
+    def schedule_with(self, apart: Iterable[Tile]) -> Schedule:
+        """Return the tiles where some runs of elements get tiles of their own."""
+        policy = "dynamic" if self.policy == "auto" else self.policy
+        schedule = Schedule.make(
+            self.subgroups, policy, self.stride, self.offload_ratio, self.tile_numel, apart
         )
+        return dataclasses.replace(schedule, weights_on_host=self.weights_on_host)
 
 
-@functools.lru_cache(maxsize=64)
-def schedule_of(workload: Workload, policy: str) -> Schedule:
-    """Return the tiles of one rank under a policy of this package's engine.
-
-    Raises:
-        PlanError: The policy is not one that a schedule can be made for, as ``auto``.
-    """
-    schedule = Schedule.make(
-        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
-    )
-    return dataclasses.replace(schedule, weights_on_host=workload.weights_on_host)
-
-
-def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
+def cut_into_subgroups(tensors: Sequence[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
     """Return the elements of each subgroup of one rank.
 
     DeepSpeed takes parameters whole, in order, and closes a subgroup when it holds at least
@@ -209,21 +269,63 @@ def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tupl
     return (*found, held) if held else tuple(found)
 
 
-def one_of(name: str, value: object, known: Sequence[str]) -> None:
-    """Check a value that must be one of a few words.
+def workload_of_json(
+    config: Mapping[str, Any],
+    model: Model,
+    **others: Any,  # noqa: ANN401
+) -> Workload:
+    """Return the run that a configuration of DeepSpeed makes of a model.
+
+    Args:
+        config: DeepSpeed's JSON, without ``auto`` values.
+        model: What is trained.
+        others: Fields of :class:`Workload` that no configuration says, such as ``dp``.
+
+    Raises:
+        WorkloadError: A setting has no such value; names it.
+    """
+    zero = config.get("zero_optimization") or {}
+    offload = zero.get("offload_optimizer") or {}
+    block = config.get("deep_optimizer_states") or {}
+    params = (config.get("optimizer") or {}).get("params") or {}
+    half = next((n for n in ("bf16", "fp16") if (config.get(n) or {}).get("enabled")), "")
+    types = config.get(half) or {}
+    masters = half if types.get(f"{half}_master_weights_and_grads") else "fp32"
+    is_narrow = params.get("fp32_optimizer_states") is False or types.get("bf16_optimizer_states")
+    fields: dict[str, Any] = {
+        "software": STOCK,
+        "stage": zero.get("stage", 0),
+        "dtype": half or "fp32",
+        "accumulation": config.get("gradient_accumulation_steps", 1),
+        "micro_batch_size": config.get("train_micro_batch_size_per_gpu", 1),
+        "optimizer_at": offload.get("device", "none"),
+        "weights_at": (zero.get("offload_param") or {}).get("device", "none"),
+        "overlaps": bool(zero.get("overlap_comm")),
+        "masters": masters,
+        "moments": masters if is_narrow else "fp32",
+        "sums": (config.get("data_types") or {}).get("grad_accum_dtype") or "",
+        "offload_ratio": offload.get("ratio", 1.0),
+        "subgroup_numel": 1_000_000_000,  # DeepSpeed's own
+    }
+    if block.get("enabled"):
+        names = {"ratio": "offload_ratio", "keep_grads_on_device": "keeps_device_grads"}
+        names |= {n: n for n in ("policy", "stride", "tile_numel", "just_in_time_forward")}
+        own = {field: block[name] for name, field in names.items() if name in block}
+        fields |= {"software": None, "offload_ratio": 1.0, **own}
+        if fields["stage"] in (1, 2):  # where stock has no subgroups, and its default no meaning
+            fields["subgroup_numel"] = fields.get("tile_numel", DEFAULT_TILE_NUMEL)
+    fields |= {name: int(zero[key]) for name, key in JSON_SIZES.items() if key in zero}
+    return Workload(model, **{**fields, **others})
+
+
+def one_of(name: str, value: object, known: Sequence[object]) -> None:
+    """Check a value that must be one of a few.
 
     Raises:
         WorkloadError: It is not; names the nearest.
     """
     if value not in known:
-        near = get_close_matches(str(value), known, n=1, cutoff=0.0)
+        near = get_close_matches(str(value), [str(each) for each in known], n=1, cutoff=0.0)
         raise WorkloadError(
-            f"{name} = {value!r}: did you mean '{near[0]}'? known: {', '.join(known)}"
-            if near
-            else f"{name} = {value!r}: known: {', '.join(known)}"
+            f"{name} = {value!r}: did you mean '{near[0]}'? known: {', '.join(map(str, known))}"
         )
-
-
-def power_of_two(num_bytes: float) -> float:
-    """Return the size to which torch rounds up a page-locked allocation of ``num_bytes``."""
-    return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

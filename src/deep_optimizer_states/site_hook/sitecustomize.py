@@ -1,4 +1,4 @@
-"""What ``python -m deep_optimizer_states run`` puts into every Python process of a command.
+"""The module that ``deep_optimizer_states run`` puts into every Python process of a command.
 
 Python imports the first module of this name on its path when it starts, and ``run`` puts this
 folder first. DeepSpeed is waited for: once a process has imported it,

@@ -21,13 +21,6 @@ def expectation(path):
     return HERE / "expected.json" if path.parent == HERE else path.with_suffix(".json")
 
 
-def shown(memory_line):
-    fields = dataclasses.asdict(memory_line)
-    return {
-        k: v for k, v in fields.items() if v is not None and k not in ("window", "after_timers")
-    }
-
-
 def as_data(path):
     log = read_log(path)
     records = [dataclasses.asdict(record) for record in log.iterations]
@@ -43,9 +36,9 @@ def as_data(path):
         "device": log.device,
         "ends_mid_line": log.ends_mid_line,
         "notes": log.notes,
-        "rejects": [[reject.line_number, reject.reason] for reject in log.rejects],
-        "memory": [shown(line) for line in log.memory],
-        "iterations": [{k: v for k, v in r.items() if v is not None} for r in records],
+        "rejects": [[reject.line, reject.reason] for reject in log.rejects],
+        "memory": [{k: v for k, v in row.items() if v is not None} for row in log.memory],
+        "iterations": [{k: v for k, v in r.items() if v not in (None, {})} for r in records],
     }
 
 

@@ -5,27 +5,23 @@ The tests make a part of them and check that the table says the same.
 """
 
 import collections
-import json
 import os
 from pathlib import Path
 
 import deepspeed
 import pytest
 import torch
-from ranks import run_ranks
 
-from deep_optimizer_states.deepspeed_guard import NEWEST
+from deep_optimizer_states.adapter.guard import NEWEST
 
-WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
 FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
-WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
 COLUMNS = ["stage", "parameters", "states"]
-"""What the table says of a feature beside how it went."""
+"""Columns of the table that describe a feature."""
 EXTENTS = ["all"] if FULL else ["few", pytest.param("many", marks=pytest.mark.exhaustive)]
-"""How many of the runs are made. On four ranks, beyond ``few``, nothing but more shares is new."""
+"""Shares of the runs that are made; on four ranks, beyond ``few``, only more shares are new."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 if FULL else 3000)]
 
 
@@ -35,15 +31,10 @@ def extent(request):
 
 
 @pytest.fixture(scope="module")
-def reports(extent, tmp_path_factory):
+def reports(extent, run_rows):
     """``[ranks][rank]`` -> report of that rank, whose ``comparisons`` say what differs."""
     numbers = [ranks for ranks in RANKS if ranks <= 2 or extent != "few"]
-    return {n: _run(n, extent, tmp_path_factory.mktemp(f"ranks{n}")) for n in numbers}
-
-
-def _run(ranks, extent, folder):
-    run_ranks(WORKER, extent, folder / "report", folder, num_ranks=ranks)
-    return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(ranks)]
+    return {n: [of["equality"] for of in run_rows("equality", extent, n)] for n in numbers}
 
 
 def test_every_feature_under_every_policy_equals_stock(reports):
@@ -99,15 +90,6 @@ def test_every_feature_stage_and_policy_is_run(reports):
     for ranks in used:
         stages = {columns["stage"] for columns in reports[ranks][0]["columns"].values()}
         assert stages == {"1", "2", "3"}
-
-
-@pytest.mark.parametrize("wait", WAITS)
-@pytest.mark.skipif(ON_CUDA, reason="waits are left out of the emulated device")
-def test_without_a_wait_the_result_differs(reports, wait):
-    """Negative control: the comparison sees what it is there to see."""
-    report = reports[1][0]
-    assert report["controls"][wait] != []
-    assert report["kept"].get(wait, []) == []
 
 
 @pytest.mark.skipif(ON_CUDA, reason="the table in docs is of the emulated device")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.deepspeed_guard import NEWEST
-from launch.hosts.ranks import free_port
+from deep_optimizer_states.adapter.guard import NEWEST
+from launch.hosts.launchers import free_port
 
-WORKER = Path(__file__).with_name("equality_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
 RANKS = [int(number) for number in os.environ.get("RELEASE_RANKS", "1").split(",")]
 RELEASE = metadata.version("deepspeed")  # older ones warn while they are imported
@@ -27,10 +27,11 @@ def run_worker(num_ranks, folder):
     """Return the report of each rank; processes of their own, since a GPU allows no fork."""
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run"]
     launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    words = (WORKER, "once", folder / "report", folder)
+    words = (WORKER, "equality", "once", folder / "report", folder)
     command = [*launcher, f"--nproc-per-node={num_ranks}", *map(str, words)]
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
-    return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(num_ranks)]
+    reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(num_ranks)]
+    return [report["equality"] for report in reports]
 
 
 def features_of_the_table():

@@ -22,7 +22,7 @@ runpy.run_module("examples.hf_trainer", run_name="__main__")
 OURS = "optimizer: InterleavedZeroOptimizer"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 trains = pytest.mark.exhaustive
-"""What a framework's own test trains in `make test` as well."""
+"""`make test` trains the same in the framework's own test."""
 
 
 def run(*words):

@@ -1,4 +1,4 @@
-"""Under Trainer, Accelerate and Lightning: bitwise equal to stock, trained and resumed."""
+"""Trainer, Accelerate and Lightning: bitwise equal to stock, trained and resumed."""
 
 import functools
 import importlib.util
@@ -9,21 +9,13 @@ import prepared
 import pytest
 from ranks import run_ranks
 
-WORKERS = {
-    "transformers": "trainer_worker.py",
-    "accelerate": "accelerate_worker.py",
-    "lightning": "lightning_worker.py",
-}
+WORKER = Path(__file__).with_name("worker.py")
 PACKAGES = {
     "transformers": ["transformers", "accelerate"],
     "accelerate": ["accelerate"],
     "lightning": ["lightning"],
 }
-MODULES = {
-    "transformers": ["transformers", "transformers.trainer", "accelerate"],
-    "accelerate": ["accelerate"],
-    "lightning": ["lightning"],
-}
+MODULES = {**PACKAGES, "transformers": [*PACKAGES["transformers"], "transformers.trainer"]}
 # On a GPU one rank: that is what Lightning's own strategy, unchanged, can be shown with.
 RANKS = {"cpu": 2, "gpu": 1}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,10 +33,9 @@ def reports_of(tmp_path_factory):
 
 
 def _run(framework, device, folder):
-    worker = Path(__file__).with_name(WORKERS[framework])
     modules = (*prepared.DEEPSPEED, *MODULES[framework])
     devices = {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
-    words = (worker, folder / "report", folder)
+    words = (WORKER, framework, folder / "report", folder)
     run_ranks(*words, num_ranks=RANKS[device], modules=modules, PYTHONWARNINGS="ignore", **devices)
     return [
         json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(RANKS[device])

@@ -83,15 +83,6 @@ def test_ours_equals_what_it_is_built_on_in_every_bit(ran):
     assert len(digests) == 1 + len(numbers)
 
 
-def test_one_seed_is_too_few_for_the_gate(ran):
-    done, sweep = ran
-    assert done.returncode == 1
-    for row in rows_of(sweep, "comparisons"):
-        assert row["gate"] == "quality"
-        assert not row["speedup"]
-        assert "1 seeds of" in row["withheld"] or "no no-deepspeed run" in row["withheld"]
-
-
 def test_the_table_has_time_memory_and_accuracy(ran):
     _, sweep = ran
     for row in rows_of(sweep, "runs"):
@@ -126,11 +117,3 @@ def test_without_deepspeed_and_with_zero_3_the_first_loss_is_the_same(ran):
         if row["dp"] == "1"
     }
     assert first["no-deepspeed"] == pytest.approx(first[TWIN], abs=1e-5)
-
-
-def test_its_figure_and_report_are_made(ran):
-    _, sweep = ran
-    for ending in ("png", "pdf", "svg"):
-        assert (sweep / "figures" / f"strategies.{ending}").stat().st_size > 1000
-    report = (sweep / "report.html").read_text()
-    assert "Sentiment of film reviews" in report

@@ -10,7 +10,7 @@ import pytest
 from presets import EQUAL, PRESETS
 from ranks import run_ranks
 
-from deep_optimizer_states.deepspeed_guard import LOST_GRADIENTS
+from deep_optimizer_states.adapter.guard import LOST_GRADIENTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[2] / "docs" / "frameworks.md"
@@ -19,14 +19,15 @@ MISSING = [name for name in ("transformers", "accelerate", "lightning") if not f
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What became of each preset; one process trains them all."""
+    """Return the outcome of each preset; one process trains them all."""
     if MISSING:
         pytest.skip(f"not installed: {', '.join(MISSING)}")
-    report = tmp_path_factory.mktemp("presets") / "report.json"
+    report = tmp_path_factory.mktemp("presets") / "report"
     folders = [str(Path(presets.__file__).parent), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, folders))
-    run_ranks(HERE / "presets_worker.py", report, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
-    return json.loads(report.read_text())
+    words = (HERE / "worker.py", "presets", report, report.parent)
+    run_ranks(*words, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
+    return json.loads(report.with_suffix(".0.json").read_text())
 
 
 @pytest.mark.exhaustive

@@ -33,20 +33,22 @@ def arguments(folder, **more):
     )
 
 
-def trainer_of(args, callback):
+def trainer_of(args, callback, num_samples=4 * NUM_STEPS, hidden_size=16):
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=67,
-            hidden_size=16,
+            hidden_size=hidden_size,
             intermediate_size=44,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
         )
     )
-    tokens = torch.randint(67, (4 * NUM_STEPS, 8), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(67, (num_samples, 8), generator=torch.Generator().manual_seed(5))
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    return Trainer(model=model, args=args, train_dataset=data, callbacks=[callback])
+    return Trainer(
+        model=model, args=args, train_dataset=data, eval_dataset=data[:4], callbacks=[callback]
+    )
 
 
 class TellOptimizer(TrainerCallback):

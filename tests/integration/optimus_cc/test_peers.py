@@ -1,4 +1,4 @@
-"""Messages and gradients in other forms: two processes, real messages and reductions."""
+"""Gradients by each method, messages of few bits: two processes, real reductions and messages."""
 
 from pathlib import Path
 
@@ -11,14 +11,12 @@ from peers_worker import ITERATIONS, RANK, SHAPES, local_gradients
 from processes import python_path
 from ranks import run_ranks
 
-from optimus_cc.blocks import HadamardBlocks
-from optimus_cc.formats import of
-from optimus_cc.settings import Settings
+from optimus_cc.formats import Float8Blocks, HadamardBlocks
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(peers_worker.__file__)
 MATRICES = range(3)
-METHOD = pytest.mark.parametrize("method", ["4bit", "torch-power-sgd"])
+METHOD = pytest.mark.parametrize("method", ["4bit", "torch-power-sgd", "power-sgd"])
 
 
 @pytest.fixture(scope="module")
@@ -77,23 +75,27 @@ def errors(method, kept):
     """What has not been applied yet: ranks' mean and, in four bits, the owners' parts of it."""
     if not kept[0]:
         return None
-    if method == "torch-power-sgd":
-        return sum(own[0].double() for own in kept) / 2
+    if method != "4bit":
+        flat = [torch.cat([error.flatten() for error in own.values()]) for own in kept]
+        return sum(own.double() for own in flat) / 2
     key = str(torch.float32)
     own = sum(errors[("own", key)].double() for errors in kept) / 2
     return own + torch.cat([errors[("mean", key)].double() for errors in kept])
 
 
+def arriving(numbers, kind=HadamardBlocks):
+    blocks = kind()
+    return blocks.unpack(blocks.pack(numbers, torch.uint8), numbers.shape)
+
+
 def test_four_bits_without_feedback_are_two_roundings_of_the_mean(results):
     """Each rank's gradients, then the mean of what arrived, part by part."""
-    blocks = HadamardBlocks()
     for iteration, seen in enumerate(results[0]["4bit-no-feedback"]["seen"]):
         sent = []
         for rank in range(2):
             flat = torch.cat([g.flatten() for g in local_gradients(rank, iteration)[:3]])
-            filled = torch.nn.functional.pad(flat, (0, -len(flat) % 128))
-            sent.append(blocks.unpack(blocks.pack(filled), len(filled)))
-        rounded = blocks.unpack(blocks.pack((sent[0] + sent[1]) / 2), len(sent[0]))
+            sent.append(arriving(torch.nn.functional.pad(flat, (0, -len(flat) % 128))))
+        rounded = arriving((sent[0] + sent[1]) / 2)
         wanted = torch.split(rounded[: len(flat)], [seen[n].numel() for n in MATRICES])
         for number in MATRICES:
             torch.testing.assert_close(seen[number].flatten(), wanted[number], atol=1e-6, rtol=1e-6)
@@ -107,10 +109,11 @@ def test_bytes_are_those_of_codes_scales_and_factors(results):
     factors = 4 * RANK * sum(sum(shape) for shape in SHAPES[:3])
     for result in results:
         assert result["4bit"]["bytes"] == 34 * blocks + vector
-        assert result["torch-power-sgd"]["bytes"] == factors + vector
         # Vectors and factors are bf16 then; four bits are four bits.
         assert result["4bit-bf16"]["bytes"] == 34 * blocks + vector / 2
-        assert result["torch-power-sgd-bf16"]["bytes"] == (factors + vector) / 2
+        for method in ("power-sgd", "torch-power-sgd"):
+            assert result[method]["bytes"] == factors + vector
+            assert result[f"{method}-bf16"]["bytes"] == (factors + vector) / 2
 
 
 @METHOD
@@ -122,7 +125,7 @@ def test_a_saved_state_goes_on_bit_for_bit(results, method, case):
             assert equal(whole, rest)
         others = zip(run["seen"][2:], run["forgetful"], strict=True)
         assert any(not equal(whole, rest) for whole, rest in others) == (
-            method == "4bit" or not case
+            method != "torch-power-sgd" or not case
         )
 
 
@@ -135,28 +138,21 @@ def test_what_is_not_finite_arrives_on_all_ranks_and_leaves_no_trace(results, me
             assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize(("method", "numel"), [("hadamard-4bit", 34 * 8), ("fp8", 66 * 8)])
-def test_messages_of_few_bits_arrive_as_they_were_packed(results, method, numel):
+@pytest.mark.parametrize(
+    ("method", "kind", "nbytes"),
+    [("hadamard-4bit", HadamardBlocks, 34 * 8), ("fp8", Float8Blocks, 66 * 8)],
+)
+def test_messages_of_few_bits_arrive_as_they_were_packed(results, method, kind, nbytes):
     """Over gloo, as tensors of fp32 whose bits are anything."""
     sender, receiver = results[1][method], results[0][method]
-    made = of(Settings(inter_grad_comp=True, inter_grad_comp_method=method), 0)
     carried = torch.zeros(TOKENS, HIDDEN)
-    assert sender["bytes"] == 4 * numel
+    assert sender["bytes"] == 4 * nbytes
     assert sender["compressed"] == sender["messages"] == 4
     for given, received in zip(sender["given"], receiver["received"], strict=True):
         carried = carried + given
-        assert torch.equal(
-            made.unpack(made.pack(0, carried, torch.float32), carried.shape), received
-        )
+        assert torch.equal(arriving(carried, kind), received)
         carried = carried - received
     torch.testing.assert_close(sender["error"], carried)
-
-
-@pytest.mark.parametrize(("method", "numel"), [("hadamard-4bit", 34 * 8), ("fp8", 66 * 8)])
-def test_only_the_epilogue_is_compressed_if_so_set(results, method, numel):
-    late = results[1][f"{method}-late"]
-    assert (late["messages"], late["compressed"]) == (4, 1)
-    assert late["bytes"] == 3 * 4 * TOKENS * HIDDEN + numel
 
 
 def test_statistics_are_of_three_pairs_of_four_messages_and_change_nothing(results):

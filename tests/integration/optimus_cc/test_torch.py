@@ -90,13 +90,12 @@ def test_error_feedback_loses_nothing_over_a_link(results):
             assert (lost.abs().max() < 1e-5 * scale) == holds
 
 
-@pytest.mark.parametrize("stages", ["two", "four"])
-@pytest.mark.parametrize("count", ["4", "5", "8", "gpipe"])
-def test_the_epilogue_has_one_message_for_every_stage_before_the_last(results, stages, count):
-    num_stages = {"two": 2, "four": 4}[stages]
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("count", ["4", "8", "gpipe"])
+def test_the_epilogue_has_one_message_for_every_stage_before_the_last(results, num_stages, count):
     num_micro_batches = 6 if count == "gpipe" else int(count)
     for rank in results:
-        run = rank[f"late-{stages}-{count}"]
+        run = rank[f"late-{num_stages}-{count}"]
         if run["stage"] == 0:
             assert run["messages"] == 0
             continue
@@ -105,10 +104,6 @@ def test_the_epilogue_has_one_message_for_every_stage_before_the_last(results, s
         assert run["compressed"] == num_stages - receiver - 1
         whole = (num_micro_batches - run["compressed"]) * 4 * TOKENS * HIDDEN
         assert run["bytes"] == whole + run["compressed"] * 4 * 2 * (TOKENS + HIDDEN)
-
-
-def test_all_messages_are_compressed_when_not_only_those_of_the_epilogue(results):
-    assert results[3]["below"]["compressed"] == 16 != 2
 
 
 def test_activations_are_counted_and_never_compressed(results):
@@ -129,43 +124,23 @@ def test_several_stages_a_rank_are_refused_by_name(results):
     assert "interleaved schedules" in results[0]["interleaved"]
 
 
-def expected_embedding(shard, replicas):
-    """The unfused sum, in NumPy: the mean over replicas of what both stages add."""
-    parts = [
-        np.mean([embedding_gradient(shard, r, stage).numpy() for r in range(replicas)], axis=0)
-        for stage in range(2)
-    ]
-    return parts[0] + parts[1]
-
-
-@pytest.mark.parametrize("name", ["fused", "unfused"])
-def test_every_shard_of_the_embedding_gets_its_own_sum(results, name):
-    """Two tensor-parallel shards by two stages."""
-    for rank, result in enumerate(results):
-        seen = result[f"shards-{name}"]["gradient"].numpy()
-        np.testing.assert_array_equal(seen, expected_embedding(rank % 2, replicas=1))
-
-
-def test_a_group_over_all_shards_gives_other_gradients(results):
-    """What the published code did: right at one tensor-parallel rank only."""
-    for rank, result in enumerate(results):
-        seen = result["shards-spanned"]["gradient"].numpy()
-        assert not np.array_equal(seen, expected_embedding(rank % 2, replicas=1))
-
-
 @pytest.mark.parametrize("name", ["fused", "unfused"])
 def test_replicas_of_the_embedding_get_the_mean_of_both_stages_sums(results, name):
+    """The unfused sum, in NumPy: the mean over replicas of what both stages add."""
+    expected = sum(
+        np.mean([embedding_gradient(replica, stage).numpy() for replica in range(2)], axis=0)
+        for stage in range(2)
+    )
     for result in results:
-        seen = result[f"replicas-{name}"]["gradient"].numpy()
-        np.testing.assert_array_equal(seen, expected_embedding(0, replicas=2))
+        np.testing.assert_array_equal(result[name]["gradient"].numpy(), expected)
 
 
 def test_fusing_sends_what_a_ring_of_all_sends(results):
     """V (2 D - 1) / D in place of V (3 D - 2) / D, with two replicas."""
     for result in results:
-        volume = 4 * result["replicas-fused"]["numel"]
-        assert result["replicas-fused"]["bytes"] == volume * 3 / 2
-        assert result["replicas-unfused"]["bytes"] == volume * 4 / 2
+        volume = result["fused"]["gradient"].nbytes
+        assert result["fused"]["bytes"] == volume * 3 / 2
+        assert result["unfused"]["bytes"] == volume * 4 / 2
 
 
 def means(iteration, number):
@@ -187,19 +162,6 @@ def test_gradients_are_whole_in_the_warm_up_and_compressed_after(results):
     )
 
 
-def test_vectors_are_reduced_whole(results):
-    for iteration in range(6):
-        vector = results[0]["sc"]["reduced"][iteration][2].numpy()
-        np.testing.assert_allclose(vector, means(iteration, 2)[:5, 0], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sc", "sc-bf16", "sc-no-feedback"])
-def test_replicas_end_with_the_same_bits(results, name):
-    for result in results[1:]:
-        for mine, first in zip(result[name]["reduced"], results[0][name]["reduced"], strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(mine, first, strict=True))
-
-
 def test_compressed_gradients_are_numpys_over_warm_calls(results):
     """Both matrices of one shape, which are compressed at once; without error feedback."""
     queries = torch.randn((2, HIDDEN, 3), generator=torch.Generator().manual_seed(0))
@@ -209,20 +171,8 @@ def test_compressed_gradients_are_numpys_over_warm_calls(results):
             mean = means(iteration, number).astype(np.float64)
             basis, _ = np.linalg.qr(mean @ np.linalg.qr(query)[0])
             query = mean.T @ basis
-            seen = results[0]["sc-no-feedback"]["reduced"][iteration][number].numpy()
+            seen = results[0]["sc"]["reduced"][iteration][number].numpy()
             np.testing.assert_allclose(seen, basis @ query.T, atol=1e-4)
-
-
-def test_error_feedback_loses_nothing_over_iterations(results):
-    """The mean of the ranks' errors is what has not been applied yet."""
-    (key,) = results[0]["sc"]["errors"]
-    left = torch.stack([result["sc"]["errors"][key] for result in results]).mean(0).numpy()
-    for number in range(2):
-        given = sum(means(iteration, number) for iteration in range(WARM_UP, 6))
-        kept = [results[0][name]["reduced"][WARM_UP:] for name in ("sc", "sc-no-feedback")]
-        sent, without = (sum(r[number].numpy() for r in reduced) for reduced in kept)
-        np.testing.assert_allclose(sent + left[number], given, atol=1e-5)
-        assert np.abs(without - given).max() > 0.1
 
 
 def test_a_stage_that_is_not_selected_is_reduced_whole(results):
@@ -231,20 +181,3 @@ def test_a_stage_that_is_not_selected_is_reduced_whole(results):
     for iteration in range(6):
         first = other["reduced"][iteration][0].numpy()
         np.testing.assert_allclose(first, means(iteration, 0), atol=1e-6)
-
-
-def test_bf16_gradients_are_close_to_what_fp32_ones_are(results):
-    for iteration in range(WARM_UP):
-        first = results[0]["sc-bf16"]["reduced"][iteration][0].float().numpy()
-        np.testing.assert_allclose(first, means(iteration, 0), atol=0.05)
-    assert results[0]["sc-bf16"]["bytes"][-1] == pytest.approx(results[0]["sc"]["bytes"][-1] / 2, 1)
-
-
-def test_ours_is_torchs_powersgd(results):
-    """Ten iterations from one query, two of them whole."""
-    for result in results:
-        hook = result["torch-hook"]
-        for iteration, (theirs, ours) in enumerate(zip(hook["torch"], hook["ours"], strict=True)):
-            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
-            distance = np.abs(ours.numpy() - means(iteration, 0)).max()
-            assert (distance < 1e-5) == (iteration < WARM_UP)

@@ -96,7 +96,7 @@ def test_what_is_run_is_there():
     assert len(paths) == 2
     assert all((ROOT / path).exists() for path in paths)
     words = PARTS["peers"].words
-    given = build_parser().read(words[2:])
+    given = build_parser(load_study("peers")).read(words[2:])
     assert load_sweep(given.sweep, load_study(given.study)).name == "gpu"
     assert given.minutes * 60 < PARTS["peers"].limit_s - 60
 

@@ -1,14 +1,11 @@
 """The host benchmark's sums, ratios and command line; nothing is timed here."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from benchmarks import host, host_worker
-from benchmarks.host_worker import busy_cores, compare, summary
-from benchmarks.timing import BenchmarkError, Times
+from benchmarks.host_worker import compare, summary
+from benchmarks.timing import Times
 from configs.errors import ConfigError
 
 PASSES = {
@@ -26,12 +23,10 @@ def result(equal=True):
     found = compare({name: Times(seconds) for name, seconds in PASSES.items()}, 10**9)
     engines = {"stock": Times((2.0, 2.0)), "all-host": Times((1.0, 4.0))}
     engines["stride 2"] = Times((4.0, 4.0))
-    ms = {"one thread": Times((3.0, 5.0)).as_json(), "threads allowed": Times((2.0,)).as_json()}
     return {
         "threads": 1,
         "passes": {"numel": 10**9, "instruction_set": "AVX2", "equal": equal, **found},
         "engines": summary(engines, dict.fromkeys(engines, equal), 10**9),
-        "tiles": [{"cores": "taken", "tiles": 256, "numel": 4096, "ms": ms}],
     }
 
 
@@ -84,20 +79,6 @@ def test_engines_are_equal_that_have_all_of_stocks_state(monkeypatch):
     assert host_worker._equal(made) == {"same": True, "other": False, "less": False}
 
 
-def test_small_tiles_have_a_row_for_each_state_of_the_cores():
-    row = next(line for line in host.as_text(result()).splitlines() if "256 of 4,096" in line)
-    assert row.split("  ")[0] == "256 of 4,096, cores taken"
-    assert "4.00 (3.00 to 5.00)" in row
-    assert row.endswith("2.00 (2.00 to 2.00)")
-
-
-def test_busy_loops_run_until_they_are_ended():
-    with busy_cores() as loops:
-        assert all(Path(f"/proc/{pid}").exists() for pid in loops)
-    assert loops
-    assert not any(Path(f"/proc/{pid}").exists() for pid in loops)
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -112,19 +93,6 @@ def test_wrong_values_are_said_in_a_line(flags, said):
         host.main(flags)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_nothing_is_overwritten_and_a_missing_folder_is_said_beforehand(tmp_path):
-    path = tmp_path / "a b" / "figures.json"
-    with pytest.raises(BenchmarkError, match="there is no folder"):
-        host.main(["--json", str(path)])
-    path.parent.mkdir()
-    host.write_json(path, {"x": 1})
-    with pytest.raises(BenchmarkError, match="already there"):
-        host.write_json(path, {"x": 2})
-    assert json.loads(path.read_text()) == {"x": 1}
-    with pytest.raises(BenchmarkError, match="already there"):
-        host.main(["--json", str(path)])
 
 
 def test_columns_line_up():

@@ -73,8 +73,10 @@ def test_a_wrong_option_is_named_with_its_value(words, message):
     assert "\n" not in str(refused.value)
 
 
-def test_the_least_value_is_taken():
-    given = parser().read(["--warmup-iterations", "0", "--hang", "0", "--micro-batch", "1"])
+def test_the_least_value_is_taken(monkeypatch):
+    words = ["--warmup-iterations", "0", "--hang", "0", "--micro-batch", "1"]
+    monkeypatch.setattr(sys, "argv", ["it", *words])
+    given = parser().read()
     assert (given.warmup_iterations, given.hang, given.micro_batch) == (0, 0, 1)
 
 
@@ -86,11 +88,6 @@ def test_an_unknown_option_of_a_command_is_named_before_what_is_missing():
         two_commands().read(["two", "--model", "m"])
     with pytest.raises(ConfigError, match="invalid choice: 'three'"):
         two_commands().read(["three"])
-
-
-def test_arguments_are_by_default_those_of_the_process(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["it", "--timeout", "2"])
-    assert parser().read().timeout == 2
 
 
 def test_shared_options_are_written_once():

@@ -7,7 +7,8 @@ import pytest
 from configs.study import load_study
 from configs.sweep import load_sweep, sweep_names
 from launch.trainers.own import PipelineTrainer
-from optimus_cc import Settings, low_rank, sizes
+from optimus_cc import Settings
+from optimus_cc.sizes import packed_bytes, pair_numel
 
 STUDY = load_study("optimus-cc")
 TRAINER = PipelineTrainer()
@@ -40,6 +41,7 @@ def test_every_point_of_every_sweep_can_be_run(name, form):
         Settings(**block).check_stages(point.pp)
         assert 0 < point.eval_interval <= point.iterations
     engines = {point.engine for point in found}
+    assert {engine.trainer for engine in STUDY.engines.values()} == {TRAINER.name}
     # What takes how long does not depend on the seed, and quality is not asked for there.
     seeds = 1 if name in ("links", "ranks") else 3
     assert len({point.seed for point in found if point.engine == STUDY.reference}) == seeds
@@ -66,21 +68,15 @@ def test_peers_are_compared_at_equal_bytes(form, ranks, gradients, close):
     model, tp = found[0].model, found[0].tp
     tokens = model.seq_length * found[0].micro_batch_size
     for bits, rank in ranks.items():
-        pair = 4 * low_rank.pair_numel(tokens, model.hidden, rank)
-        packed = sizes.packed_bytes(tokens * model.hidden, bits)
+        pair = 4 * pair_numel(tokens, model.hidden, rank)
+        packed = packed_bytes(tokens * model.hidden, bits)
         assert pair == pytest.approx(packed, rel=close)
     wide, ffn = model.hidden // tp, model.ffn // tp
     layer = [(3 * wide, model.hidden), (model.hidden, wide), (ffn, model.hidden),
              (model.hidden, ffn)]  # fmt: skip
-    factors = sum(4 * low_rank.pair_numel(*shape, gradients) for shape in layer)
-    packed = sizes.packed_bytes(sum(a * b for a, b in layer), 4)
+    factors = sum(4 * pair_numel(*shape, gradients) for shape in layer)
+    packed = packed_bytes(sum(a * b for a, b in layer), 4)
     assert factors == pytest.approx(packed, rel=close)
     assert {p.grad_comp_rank for p in found if p.engine == "fe+sc"} == {gradients}
     if form == "tiny":
-        assert 4 * low_rank.pair_numel(tokens, model.hidden, 11) == sizes.packed_bytes(
-            tokens * model.hidden, 8
-        )
-
-
-def test_every_engine_is_the_pipelines():
-    assert {engine.trainer for engine in STUDY.engines.values()} == {TRAINER.name}
+        assert 4 * pair_numel(tokens, model.hidden, 11) == packed_bytes(tokens * model.hidden, 8)

@@ -1,10 +1,17 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.overrides import apply_overrides
-from configs.study import make_point
+from configs.study import default_study, make_point
 
+STUDY = default_study()
 HYBRID = {"model": "tiny", "engine": "hybrid", "stride": 4}
+
+
+def laid(table, **over):
+    before = dict(table)
+    point = make_point(STUDY.overlaid(table, over))
+    assert table == before, "it is left alone"
+    return point
 
 
 @pytest.mark.parametrize(
@@ -14,33 +21,24 @@ HYBRID = {"model": "tiny", "engine": "hybrid", "stride": 4}
         ({"engine": "a"}, "async-gradients", 0),
         ({"engine": "interleaved"}, "hybrid", 4),
         ({"engine": "hybrid", "stride": "7"}, "hybrid", 7),
+        ({"stride": "5"}, "hybrid", 5),
     ],
 )
 def test_an_engine_given_replaces_the_tables(overrides, engine, stride):
-    point = make_point(apply_overrides(HYBRID, overrides))
+    point = laid(HYBRID, **overrides)
     assert (point.engine, point.stride) == (engine, stride)
 
 
-def test_a_stride_alone_keeps_the_engine():
-    assert make_point(apply_overrides(HYBRID, {"stride": "5"})).stride == 5
-
-
-def test_other_fields_replace_theirs_and_the_table_is_left_alone():
-    table = {"model": "tiny", "iterations": 3}
-    point = make_point(apply_overrides(table, {"iterations": "9", "lr": "1e-3"}))
+def test_other_fields_replace_theirs():
+    point = laid({"model": "tiny", "iterations": 3}, iterations="9", lr="1e-3")
     assert (point.iterations, point.lr) == (9, 1e-3)
-    assert table == {"model": "tiny", "iterations": 3}
 
 
 def test_a_models_field_changes_that_field_alone():
-    point = make_point(apply_overrides({"model": "7B"}, {"model.layers": "2"}))
+    layers = {"model.layers": "2"}
+    point = laid({"model": "7B"}, **layers)
     assert (point.model.layers, point.model.hidden, point.dp) == (2, 4096, 4)
-    summed = apply_overrides({"model": "7B", "accumulation": 3}, {"model.layers": "2"})
-    assert make_point(summed).accumulation == 3
-    table = {"model": point.model.model_dump()}
-    assert make_point(apply_overrides(table, {"model.layers": "3"})).model.layers == 3
-
-
-def test_a_models_field_needs_a_model():
-    with pytest.raises(ConfigError, match=r"model\.layers: the point names no model"):
-        apply_overrides({}, {"model.layers": "2"})
+    assert laid({"model": "7B", "accumulation": 3}, **layers).accumulation == 3
+    assert laid({"model": point.model.model_dump()}, **{"model.layers": "3"}).model.layers == 3
+    with pytest.raises(ConfigError, match="field 'model' is missing"):
+        laid({}, **layers)

@@ -51,14 +51,9 @@ def test_names_say_what_varies_within_a_model_and_nothing_else():
     assert models[-1].name == "8.3B hybrid stride 3"
 
 
-def test_points_that_are_equal_are_run_once():
-    points = make(grid={"offload_ratio": [1, 1.0]}).points(None)
-    assert len(points) == 4
-
-
-def test_a_name_of_the_users_own_stays_unique():
-    names = [p.name for p in make(point={"name": "mine"}).points(None)]
-    assert names == ["mine", "mine #2", "mine #3", "mine #4"]
+def test_points_that_are_equal_are_run_once_and_have_names_of_their_own():
+    points = make(grid={"offload_ratio": [1, 1.0]}, point={"name": "mine"}).points(None)
+    assert [point.name for point in points] == ["mine", "mine #2", "mine #3", "mine #4"]
 
 
 def test_what_is_excluded_is_left_out_and_only_that():
@@ -73,20 +68,11 @@ def test_what_is_excluded_is_left_out_and_only_that():
     assert all(p.stride != 3 for p in sweep.points(None))
 
 
-def test_nothing_left_is_an_error():
-    with pytest.raises(ConfigError, match="every point is excluded"):
-        make(exclude=[{"model": "tiny"}]).points(None)
-
-
-def test_a_model_that_is_asked_for_replaces_the_grids():
-    points = make(grid={"model": ["7B", "13B"], "dp": [1, 2]}).points("tiny")
-    assert {p.model.name for p in points} == {"tiny"}
-    assert len(points) == 8
-
-
-def test_overrides_win_over_grid_and_engine():
-    points = make(grid={"iterations": [5, 6]}).points(None, {"iterations": "3"})
-    assert {p.iterations for p in points} == {3}
+def test_what_is_asked_for_wins_over_grid_point_and_engine():
+    sweep = make(grid={"model": ["7B", "13B"], "iterations": [5, 6]}, point={"model.layers": 3})
+    points = sweep.points("tiny", {"iterations": "3", "model.heads": "4"})
+    assert {(p.model.name, p.iterations) for p in points} == {("tiny", 3)}
+    assert {(p.model.layers, p.model.heads) for p in points} == {(3, 4)}
     assert len(points) == 4
 
 
@@ -112,7 +98,7 @@ def test_without_a_small_form_the_same_is_run_on_tiny():
     ("table", "words"),
     [
         ({"grid": {"subgroup": [1]}}, "did you mean 'subgroup_numel'"),
-        ({"grid": {"dp": []}}, "'dp' has no value"),
+        ({"grid": {"dp": []}}, "'grid.dp' = []: List should have at least 1 item"),
         ({"exclude": [{"mdoel": "7B"}]}, "did you mean 'model'"),
         ({"engines": [{"engin": "v"}]}, "did you mean 'engine'"),
         ({"repeats": 0}, "repeats"),
@@ -147,6 +133,7 @@ def _toml(value):
         ({"point": {"device": "gpu"}}, "device"),
         ({"grid": {"model": ["7"]}, "engines": THREE}, "did you mean '7B'"),
         ({"grid": {"seed": list(range(6000))}}, "more than 10000 points"),
+        ({"exclude": [{"model": "tiny"}]}, "every point is excluded"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_sweep(table, words):
@@ -155,12 +142,10 @@ def test_a_wrong_value_is_named_with_its_sweep(table, words):
     assert words in str(refused.value)
 
 
-def test_accumulation_stands_for_the_global_batch(tmp_path):
+def test_accumulation_stands_for_the_global_batch():
     points = make(point={"accumulation": 3, "dp": 2, "micro_batch_size": 4}).points(None)
     assert {p.global_batch_size for p in points} == {24}
-    with pytest.raises(ConfigError, match="not both"):
-        make(grid={"global_batch_size": [4]}).points("tiny", {}) and make(
-            point={"accumulation": 2, "global_batch_size": 4}
-        ).points(None)
+    with pytest.raises(ConfigError, match="give accumulation or global_batch_size, not both"):
+        make(point={"accumulation": 2, "global_batch_size": 4}).points(None)
     over = make(point={"accumulation": 3}).points(None, {"global_batch_size": "8"})
     assert {p.global_batch_size for p in over} == {8}

@@ -38,7 +38,6 @@ def text(tmp_path):
         (["PREP", "--tokenizer", "train-bpe", "--vocab-size", "9"], "vocab_size = 9: at least 257"),
         (["PREP", "--tokenizer", "train-bpe", "--json-keys", "a", "a"], "'a' is there twice"),
         (["PREP", "--tokenizer", "train-bpe", "--json-keys", "../x"], "not fit to be part"),
-        (["PREP", "--tokenizer", "train-bpe", "--megatron-deepspeed-compat"], "means nothing"),
         (["merge", "a", "--output-prefix", "b"], "give two prefixes or more"),
         (["inspect", "no/such"], "give the prefix that"),
         (["inspect", "x", "--vocab-file", "v"], "--vocab-file and --merge-file: give both"),
@@ -96,9 +95,9 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         (["prepare", "--workers", "0"], "must be at least 1"),
         (["prepare", "--workers", "99999"], "must be at least 1 and at most 1024"),
         (["prepare", "--vocab-size", "9999999999"], "must be at least 1 and at most 4194304"),
-        (["prepare", "--part-mb", "-1"], "from above 0 to below 1048576"),
-        (["prepare", "--part-mb", "nan"], "nan: give a number of MiB"),
-        (["prepare", "--train-mb", "much"], "much: give a number of MiB"),
+        (["prepare", "--part-mb", "-1"], "-1: must be at least 1e-06 and at most 1048576"),
+        (["prepare", "--part-mb", "nan"], "nan: must be at least"),
+        (["prepare", "--train-mb", "much"], "invalid number value: 'much'"),
         (["prepare", "--inpt", "x.jsonl"], "'--inpt': did you mean '--input'?"),
         (["merge", "--outptu", "x"], "'--outptu': did you mean '--output-prefix'?"),
         (["prepare", "--output-prefix", ""], "'': end it with a name for the files"),
@@ -133,7 +132,6 @@ def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
     prefix = folder / "a_text_document"
     assert out == f"{prefix}\n"
     assert "a_text_document: 9 documents, " in err
-    assert "their time: parse " in err
     assert main(["inspect", f"{prefix}.bin", "--document", "3"]) == 0
     out, _ = capsys.readouterr()
     assert "document 3 begins:\nthe cat number 3<|endoftext|>\n" in out

@@ -1,7 +1,5 @@
-import os
+import contextlib
 import re
-import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -216,37 +214,36 @@ def test_a_build_that_fails_leaves_nothing(source, monkeypatch):
     monkeypatch.setattr(indexed, "write", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         source.prepare(lambda line: None)
-    assert list(source.prefix.parents[1].iterdir()) == []
+    assert [path.suffix for path in source.prefix.parents[1].iterdir()] == [".lock"]
 
 
 def test_of_two_that_build_the_same_the_second_takes_the_firsts(source, make_corpus, monkeypatch):
-    real, folder = Corpus._fill, source.prefix.parent
-
-    def fill(self, work, say):
-        made = real(self, work, say)
-        if not folder.exists():  # the other process, faster than this one
-            shutil.copytree(work, folder)
-            made.write(folder / manifest.NAME)
-            os.utime(folder, (1, 1))
-        return made
-
-    monkeypatch.setattr(Corpus, "_fill", fill)
-    source.prepare(lambda line: None)
-    assert folder.stat().st_mtime == 1
-    assert list(folder.parent.iterdir()) == [folder]
+    monkeypatch.setattr("filelock.FileLock", lambda path: FirstBuild(make_corpus()))
+    before = source.prepare(lambda line: None)
+    assert not before[1]
 
 
-def test_only_old_work_folders_are_cleared(source):
-    cache = source.prefix.parents[1]
-    old, young = (cache / f"{embedded.WORK_PREFIX}{name}" for name in ("old", "young"))
-    mine = cache / "mine"
-    for path in (old, young, mine):
-        path.mkdir(parents=True)
-    long_ago = time.time() - embedded.ABANDONED_AFTER_S - 60
-    for path in (old, mine):
-        os.utime(path, (long_ago, long_ago))
-    source.prepare(lambda line: None)
-    assert sorted(cache.iterdir()) == sorted([young, mine, source.prefix.parent])
+class FirstBuild:
+    """A lock that is free once another process has built the corpus."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __enter__(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("filelock.FileLock", contextlib.nullcontext)
+            self.other.prepare(lambda line: None)
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_what_a_killed_build_left_is_no_obstacle(source):
+    work = source.prefix.parents[1] / f"{embedded.WORK_PREFIX}{source.key[:16]}"
+    work.mkdir(parents=True)
+    (work / "half").touch()
+    assert source.prepare(lambda line: None)[1]
+    assert not work.exists()
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, make_corpus):

@@ -11,8 +11,6 @@ import types
 from pathlib import Path
 
 import pytest
-from full_disk import files_of_at_most
-from processes import wait_for
 
 from dataset.fetch import HubFile, fetch, hub_endpoint
 from dataset.files import DatasetError
@@ -31,12 +29,6 @@ def no_waiting(monkeypatch):
     clock.sleep = lambda seconds: None
     monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
     monkeypatch.setattr("huggingface_hub.file_download.time", clock)
-
-
-@pytest.fixture
-def small_reads(monkeypatch):
-    """The client keeps what it has read whole; by itself it reads 10 MB at a time."""
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
 
 
 def files_in(folder):
@@ -61,13 +53,7 @@ def get(site, folder, sha256=SHA256):
 def test_a_file_is_fetched_once(site, tmp_path):
     assert get(site, tmp_path) == (CONTENT, [f"fetching {site.url}/{PATH}"])
     assert get(site, tmp_path)[0] == CONTENT
-    assert site.starts() == [0]
-
-
-def test_a_broken_connection_is_gone_on_from(site, tmp_path, small_reads):
-    site.break_off_after = [100_000, 0, 0, 50_000, 0]
-    assert get(site, tmp_path)[0] == CONTENT
-    assert site.starts() == [0, 100_000, 100_000, 100_000, 150_000, 150_000]
+    assert [method for method, _ in site.asked].count("GET") == 1
 
 
 def test_a_connection_that_stays_broken_leaves_no_file(site, tmp_path):
@@ -97,75 +83,18 @@ def fetching(site, home, **environment):
     )  # fmt: skip
 
 
-def test_what_was_killed_half_way_is_never_taken_for_a_whole_file(site, tmp_path):
-    site.files[PATH] = CONTENT * 100
-    site.large.add(PATH)
-    site.break_off_after, site.stalls = [25_000_000], True
-    process = fetching(site, tmp_path)
-    wait_for(lambda: any(p.stat().st_size for p in tmp_path.rglob("*.incomplete")), LIMIT_S)
-    process.kill()
-    process.communicate()
-    out, _ = fetching(site, tmp_path).communicate(timeout=LIMIT_S)
-    assert Path(out.splitlines()[-1]).read_bytes() == CONTENT * 100
-
-
 def test_the_hubs_home_and_offline_mode_are_respected_and_nothing_else_is_told(site, tmp_path):
     out, _ = fetching(site, tmp_path).communicate(timeout=LIMIT_S)
     path = Path(out.splitlines()[-1])
     assert path.is_relative_to(tmp_path / "hub")
     assert path.read_bytes() == CONTENT
-    assert {name for _, name, _ in site.asked} == {PATH}
+    assert {name for _, name in site.asked} == {PATH}
     assert not any("torch" in agent for agent in site.agents)
     site.asked.clear()
     out, _ = fetching(site, tmp_path, HF_HUB_OFFLINE="1").communicate(timeout=LIMIT_S)
     assert (out.splitlines()[-1], site.asked) == (str(path), [])
     out, _ = fetching(site, tmp_path / "new", HF_HUB_OFFLINE="1").communicate(timeout=LIMIT_S)
     assert f"DatasetError: cannot get {site.url}/{PATH} (" in out
-
-
-def test_a_folder_without_room_is_told_from_a_network_that_is_gone(site, tmp_path):
-    advice = "another folder with --data-dir or \\$HF_HOME"
-    with (
-        files_of_at_most(100_000),
-        pytest.raises(DatasetError, match=f"^cannot keep {site.url}/{PATH} .*too large.* {advice}"),
-    ):
-        get(site, tmp_path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "cache").write_text("a file")
-    with pytest.raises(DatasetError, match=f"^cannot keep .*Not a directory.* {advice}"):
-        get(site, tmp_path / "other")
-    assert get(site, tmp_path)[0] == CONTENT
-
-
-def test_a_busy_server_is_asked_again(site, tmp_path):
-    site.statuses = [503, 429]
-    assert get(site, tmp_path)[0] == CONTENT
-
-
-def test_a_wrong_digest_leaves_nothing_to_go_on_from(site, tmp_path):
-    with pytest.raises(DatasetError, match=f"wrong SHA-256 {SHA256}, should be 0000.*run again"):
-        get(site, tmp_path, "0" * 64)
-    assert files_in(tmp_path) == []
-    assert get(site, tmp_path)[0] == CONTENT
-
-
-def test_the_digest_that_the_hub_announces_counts(site, tmp_path):
-    site.large.add(PATH)
-    site.corrupt.add(PATH)
-    wrong = hashlib.sha256(CONTENT[::-1]).hexdigest()
-    with pytest.raises(DatasetError, match=f"{wrong}, should be {SHA256}.* dropped: run again"):
-        get(site, tmp_path, None)
-    site.corrupt.clear()
-    assert get(site, tmp_path, None)[0] == CONTENT
-
-
-def test_damage_in_the_cache_is_seen_and_mended_by_another_run(site, tmp_path):
-    get(site, tmp_path)
-    (blob,) = (path for path in tmp_path.rglob("blobs/*"))
-    blob.write_bytes(CONTENT[:-1] + b"?")
-    with pytest.raises(DatasetError, match=f"should be {SHA256}.*run again"):
-        get(site, tmp_path)
-    assert get(site, tmp_path)[0] == CONTENT
 
 
 def test_a_file_put_there_by_hand_is_checked(site, tmp_path):

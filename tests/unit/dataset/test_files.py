@@ -1,5 +1,4 @@
 import fcntl
-import io
 import json
 
 import pytest
@@ -9,9 +8,7 @@ from dataset import manifest
 from dataset.files import (
     LOCK_NAME,
     DatasetError,
-    Progress,
     content_key,
-    file_digest,
     locked,
     writing,
 )
@@ -22,12 +19,6 @@ def test_the_key_follows_values_and_not_their_order():
     key = content_key({"a": 1, "b": {"c": 2}})
     assert content_key({"b": {"c": 2}, "a": 1}) == key
     assert content_key({"a": 1, "b": {"c": 3}}) != key
-
-
-def test_a_files_digest_is_its_sha256(tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert file_digest(tmp_path / "x") == known
 
 
 def test_a_file_for_which_there_is_no_room_is_named(tmp_path):
@@ -103,66 +94,6 @@ def test_a_folder_on_another_disk_may_be_linked(tmp_path):
     assert (tmp_path / "x").is_symlink()
 
 
-def test_a_lock_that_a_dead_process_left_is_free(tmp_path):
-    (tmp_path / LOCK_NAME).touch()
-    with locked(tmp_path):
-        pass
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def bar():
-    """A bar whose clock the test sets; it begins at 100 s."""
-    bars = []
-
-    def make(stream, total_bytes=1000):
-        bar = Progress("x", total_bytes, stream)
-        bar.now_s = bar._bar.start_t = bar._bar.last_print_t = 100.0
-        bar._bar._time = lambda: bar.now_s
-        bars.append(bar)
-        return bar
-
-    yield make
-    for one in bars:
-        one.close()
-
-
-def test_a_log_gets_plain_lines_and_not_too_many(bar):
-    stream = io.StringIO()
-    one = bar(stream)
-    for done, one.now_s in ((10, 101.0), (20, 105.0), (30, 111.0), (40, 112.0), (500, 122.0)):
-        one.reach(done, "a note")
-    one.close()
-    lines = stream.getvalue().splitlines()
-    assert [line.partition("%")[0] for line in lines] == ["x:   3", "x:  50"]
-    assert all(line.endswith(", a note]") for line in lines)
-    assert "\r" not in stream.getvalue()
-
-
-def test_a_short_step_says_nothing(bar):
-    stream = io.StringIO()
-    one = bar(stream)
-    one.reach(1000, "done")
-    one.close()
-    assert stream.getvalue() == ""
-
-
-def test_a_terminal_gets_one_line_that_is_cleared(bar):
-    stream = Terminal()
-    one = bar(stream)
-    for done, one.now_s in ((10, 101.0), (20, 102.0)):
-        one.reach(done, "a note")
-    one.close()
-    shown = stream.getvalue()
-    assert "\n" not in shown
-    assert [text.strip()[:6] for text in shown.split("\r")[1:3]] == ["x:   1", "x:   2"]
-    assert shown.split("\r")[-2].strip() == ""
-
-
 @pytest.fixture
 def written(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"abc")
@@ -193,16 +124,6 @@ def edit(folder, **changes):
 def test_it_comes_back_as_it_was_written(written):
     folder, made = written
     assert manifest.read(folder / manifest.NAME) == made
-
-
-def test_the_keys_the_trainer_reads_are_plain_numbers(written):
-    values = json.loads((written[0] / "manifest.json").read_text())
-    assert [values[key] for key in ("documents", "tokens", "vocab_size", "eod")] == [1, 2, 300, 0]
-
-
-def test_facts_are_the_sha256_and_the_size(written):
-    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc"
-    assert written[1].files["a.bin"] == {"sha256": known, "bytes": 3}
 
 
 def test_damage_names_the_file(written):

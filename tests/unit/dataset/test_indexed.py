@@ -33,10 +33,6 @@ def sha256(prefix):
     ]
 
 
-def test_a_documents_length_counts_its_end_of_document(prefix):
-    assert indexed.read(prefix).lengths.tolist() == [4, 2, 3]
-
-
 def test_megatron_reads_each_document_closed_and_nothing_of_its_neighbours(prefix):
     dataset = megatron().IndexedDataset(str(prefix))
     assert [dataset[n].tolist() for n in range(len(dataset))] == [[5, 6, 7, 0], [8, 0], [9, 10, 0]]
@@ -57,10 +53,6 @@ def test_the_bytes_are_those_of_megatrons_builder(tmp_path, vocab_size):
         builder.add_document(closed, [len(closed)])
     builder.finalize(str(indexed.idx_path(theirs)))
     assert sha256(ours) == sha256(theirs)
-
-
-def test_counts_leave_empty_documents_out(tmp_path):
-    assert indexed.write(tmp_path / "x", DOCUMENTS, EOD, 300) == indexed.Counts(3, 9)
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32)])

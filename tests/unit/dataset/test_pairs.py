@@ -77,12 +77,6 @@ def test_lengths_without_end_of_document_are_found(prefix):
     assert "as Megatron-DeepSpeed's --append-eod writes it" in problem
 
 
-def test_lengths_without_end_of_document_are_no_damage_where_asked_for(prefix):
-    shift(prefix)
-    bless(prefix, settings={"append_eod": True, "megatron_deepspeed_compat": True})
-    assert inspect_pair(prefix).problems == []
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

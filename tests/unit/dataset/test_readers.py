@@ -94,50 +94,17 @@ def test_bad_lines_are_counted_where_they_are(tmp_path):
             assert words in reason
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_json_array_is_read_element_by_element(tmp_path, indent):
-    path = tmp_path / "x.json"
-    content = [{"text": text} for text in TEXTS] + [12, {"no": 1}]
-    path.write_text(json.dumps(content, indent=indent), encoding="utf-8")
-    found = read(path)
-    assert texts(found) == TEXTS
-    assert [line for line, _ in bad(found)] == [31, 32]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[{}, {]", "Expecting property name"),
-        ("[] x", "Extra data"),
-        ('[{}, "\xff"', "'utf-8' codec can't decode"),
-        ("[{}, " + 100_000 * "[", "maximum recursion depth"),
-    ],
+    "pack",
+    [gzip.compress, lzma.compress, zstandard, lambda data: data.decode().encode("utf-16")],
 )
-def test_a_broken_array_is_named(tmp_path, content, message):
-    (tmp_path / "x.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(DatasetError, match=f"x.json: not a JSON array: {message}"):
-        read(tmp_path / "x.json")
+def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, pack):
+    (tmp_path / "x.jsonl").write_bytes(pack(lines()))
+    with pytest.raises(DatasetError, match=r"x\.jsonl: packed or UTF-16, but its"):
+        read(tmp_path / "x.jsonl")
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.txt"])
-@pytest.mark.parametrize(
-    ("pack", "message"),
-    [
-        (gzip.compress, "is packed, .* rename it to end in .gz"),
-        (lzma.compress, "is packed, .* rename it to end in .xz"),
-        (zstandard, "is packed, .* rename it to end in .zst"),
-        (lambda data: data.decode().encode("utf-16"), "is UTF-16, .*iconv -f UTF-16 -t UTF-8"),
-        (lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"), "is UTF-16"),
-    ],
-)
-def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, name, pack, message):
-    (tmp_path / name).write_bytes(pack(lines()))
-    with pytest.raises(DatasetError, match=f"{name}: {message}"):
-        read(tmp_path / name)
-
-
-def test_an_empty_array_and_an_empty_file_hold_nothing(tmp_path):
-    (tmp_path / "a.json").write_text(" [ ] \n")
+def test_an_empty_file_holds_nothing(tmp_path):
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.txt").write_text("")
     assert read(*sorted(tmp_path.iterdir())) == []

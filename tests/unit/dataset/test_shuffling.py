@@ -18,9 +18,9 @@ def write(tmp_path, num_lines, name="in.jsonl"):
     return lines
 
 
-def shuffled(tmp_path, seed=3, memory_bytes=1 << 20, name="out.jsonl", pattern="in.*"):
+def shuffled(tmp_path, seed=3, name="out.jsonl", pattern="in.*"):
     output = tmp_path / name
-    num = shuffle(readers.find([str(tmp_path / pattern)]), output, seed, memory_bytes)
+    num = shuffle(readers.find([str(tmp_path / pattern)]), output, seed)
     text = gzip.decompress(output.read_bytes()) if name.endswith("gz") else output.read_bytes()
     lines = text.decode().splitlines()
     assert len(lines) == num
@@ -38,13 +38,6 @@ def test_every_line_comes_once_in_an_order_that_the_seed_decides(tmp_path):
     assert shuffled(tmp_path, seed=4) != first
 
 
-def test_memory_does_not_change_the_order(tmp_path):
-    write(tmp_path, 500)
-    first = shuffled(tmp_path)
-    assert shuffled(tmp_path, memory_bytes=1000) == first
-    assert shuffled(tmp_path, memory_bytes=1) == first
-
-
 def test_packing_does_not_change_the_order_and_equal_runs_give_equal_files(tmp_path):
     lines = write(tmp_path, 200)
     first = shuffled(tmp_path)
@@ -52,8 +45,17 @@ def test_packing_does_not_change_the_order_and_equal_runs_give_equal_files(tmp_p
     assert shuffled(tmp_path, pattern="packed*", name="out.jsonl.gz") == first
     files = readers.find([str(tmp_path / "in.jsonl")])
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        shuffle(files, tmp_path / name, 1, 1 << 20)
+        shuffle(files, tmp_path / name, 1)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_several_piles_hold_every_line_once_and_a_seed_decides_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataset.shuffling.PILE_BYTES", 1000)
+    lines = write(tmp_path, 500)
+    first = shuffled(tmp_path)
+    assert Counter(first) == Counter(lines)
+    assert shuffled(tmp_path) == first
+    assert shuffled(tmp_path, seed=4) != first
 
 
 def test_every_order_of_three_lines_is_as_likely(tmp_path):
@@ -72,7 +74,6 @@ def test_lines_of_text_stay_lines_of_text(tmp_path):
     ("name", "content", "output", "message"),
     [
         ("in.parquet", b"x", "o.jsonl", "shuffle takes JSON lines alone or"),
-        ("in.jsonl", b'[{"text": 1}]', "o.jsonl", "in.jsonl: a JSON array, not lines"),
         ("in.jsonl", b"{}", "in.jsonl", "in.jsonl is there already"),
         ("in.jsonl.gz", b"{}", "o.jsonl", "in.jsonl.gz is cut off or damaged"),
     ],
@@ -82,7 +83,7 @@ def test_what_cannot_be_shuffled_is_refused_and_leaves_nothing(
 ):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError, match=message):
-        shuffle(readers.find([str(tmp_path / name)]), tmp_path / output, 1, 1000)
+        shuffle(readers.find([str(tmp_path / name)]), tmp_path / output, 1)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

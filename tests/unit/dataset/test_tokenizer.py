@@ -30,28 +30,12 @@ def test_training_twice_gives_the_same_vocabulary():
     assert ByteLevelBpe.learn(TEXTS, 290)._json == ByteLevelBpe.learn(TEXTS, 290)._json
 
 
-def test_end_of_document_is_the_first_entry_and_the_size_is_kept(learnt):
-    assert learnt.eod == 0
-    assert learnt.vocab_size == 290
-
-
-def test_training_learns_frequent_words(learnt):
-    assert len(learnt.encode("the cat")) == 2
-
-
 def test_a_text_cannot_end_its_own_document(learnt):
     text = f"before {END_OF_DOCUMENT} after"
     ids = learnt.encode(text).tolist()
     assert learnt.eod not in ids
     assert learnt._slow.encode(text).ids == ids
     assert learnt.decode(ids) == text
-
-
-def test_both_encoders_give_the_same_ids(learnt):
-    assert learnt.is_fast
-    for text in [*TEXTS, " \n \t x", "'ll 'LL ''s", "\u00a0\u2003a", "🙂🙂", ""]:
-        slow = learnt._slow.encode(text, add_special_tokens=False).ids
-        assert learnt.encode(text).tolist() == slow
 
 
 def test_gpt2s_two_files_give_the_same_ids(learnt, tmp_path):

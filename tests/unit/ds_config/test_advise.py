@@ -6,10 +6,19 @@ import json
 import pytest
 from in_process import explain_or_advise
 
-from deep_optimizer_states.predict.memory.architecture import architecture_of
-from deep_optimizer_states.predict.memory.peaks import GIB
-from ds_config.advise import CHECKPOINTING, GLIBC, NARROW, _model, notes_of
-from ds_config.ladder import Room, Task, chosen, ladder
+from deep_optimizer_states.predict.huggingface import model_of_config
+from deep_optimizer_states.predict.memory import GIB
+from ds_config.advise import (
+    CHECKPOINTING,
+    GLIBC,
+    NARROW,
+    Room,
+    Task,
+    _model,
+    chosen,
+    ladder,
+    notes_of,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -20,7 +29,7 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-TASK = Task(architecture_of(LLAMA), None, 2048, 4, "bf16")
+TASK = Task(model_of_config(LLAMA), None, 2048, 4, "bf16")
 FASTEST_FIRST = [
     "stage 0, batch 4",
     "batch 1",
@@ -57,13 +66,11 @@ def as_json(capsys, *words, code=0):
 def test_the_ladder_has_every_rung_of_the_guide_in_its_order():
     task = dataclasses.replace(TASK, dtype="fp32")
     assert [rung.name for rung in ladder(task, room(nvme="/disk"))] == FASTEST_FIRST
-    names = [rung.name for rung in ladder(TASK, room())]
+    rungs = ladder(TASK, room(gpus=8))
+    # A smaller batch is made up for by accumulation.
+    assert {rung.config["train_batch_size"] for rung in rungs} == {32}
+    names = [rung.name for rung in rungs]
     assert names == [n for n in FASTEST_FIRST if "NVMe" not in n and n != "half precision"]
-
-
-def test_a_smaller_batch_is_made_up_for_by_accumulation():
-    sizes = {rung.config["train_batch_size"] for rung in ladder(TASK, room(gpus=8))}
-    assert sizes == {32}
 
 
 @pytest.mark.parametrize(
@@ -84,20 +91,18 @@ def test_the_fastest_that_fits_is_taken(gpus, device, host, name):
     assert all(not rung.fits for rung in rungs[:best])
 
 
-def test_every_phase_of_every_rank_has_to_fit():
-    rungs = {rung.name: rung for rung in ladder(TASK, room(8, 80, 10_000))}
-    both = rungs["stage 3 + both offloads"]
-    need = 8 * both.peaks.host_bytes / 0.97 / GIB
-    for host, fits in ((need * 1.01, True), (need * 0.99, False)):
-        again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
-        assert again[both.name].fits is fits
-    # Each rank reads the whole model before stage 2 cuts its state: more than training takes there.
-    stage2 = rungs["stage 2"].peaks
-    assert stage2.load.host_bytes > 2 * stage2.train.host_bytes
-    need = 8 * stage2.load.host_bytes / 0.97 / GIB
-    for host, fits in ((need * 1.01, True), (need * 0.99, False)):
-        again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
-        assert again["stage 2"].fits is fits
+@pytest.mark.parametrize("name", ["stage 3 + both offloads", "stage 2"])
+def test_every_phase_of_every_rank_has_to_fit(name):
+    """Each rank reads the whole model before stage 2 cuts its state, which takes most there."""
+
+    def rung(host):
+        return next(one for one in ladder(TASK, room(8, 80, host)) if one.name == name)
+
+    peaks = rung(10_000).peaks
+    assert (peaks.load.host_bytes > 2 * peaks.train.host_bytes) == (name == "stage 2")
+    need = 8 * peaks.host_bytes / 0.97 / GIB
+    assert rung(need * 1.01).fits
+    assert not rung(need * 0.99).fits
 
 
 def test_7b_on_one_gpu_of_24_and_a_host_of_64_fits_with_eight_bytes_a_parameter(capsys):
@@ -129,15 +134,11 @@ def test_where_nothing_fits_it_is_said_what_is_short_and_what_to_try(tmp_path, c
         f"'16-bit states, ours' comes nearest: host memory is short by {lack / GIB:.1f} GiB "
         f"({nearest['host_bytes'] / GIB:.1f} needed, 62.1 may be taken); try --nvme FOLDER"
     )
+    both = as_json(capsys, *words[:4], "--gpu-memory", 2, "--host-memory", 8, code=1)["notes"][0]
+    assert "GPU memory is short by" in both
+    assert "host memory is short by" in both
     for more in (("--nvme", tmp_path), ("--micro-batch", 1), ("--gpus", 2, "--gpus-per-node", 1)):
         assert as_json(capsys, *words, *more)["chosen"]
-
-
-def test_both_memories_are_named_where_both_are_short(capsys):
-    words = ("--model", "70B", "--gpus", 1, "--gpu-memory", 2, "--host-memory", 8)
-    (note,) = as_json(capsys, *words, code=1)["notes"]
-    assert "GPU memory is short by" in note
-    assert "host memory is short by" in note
 
 
 def test_time_is_known_where_the_performance_model_reaches(capsys):
@@ -177,15 +178,6 @@ def test_the_winner_is_written_to_a_new_file_alone(tmp_path, capsys):
     assert path.read_text() == "mine"
 
 
-def test_sizes_that_a_config_json_leaves_out_are_those_of_transformers(tmp_path):
-    path = tmp_path / "config.json"
-    left_out = ("num_attention_heads", "intermediate_size")
-    path.write_text(json.dumps({key: LLAMA[key] for key in LLAMA if key not in left_out}))
-    architecture, shape = _model(str(path))
-    assert architecture.numel == architecture_of(LLAMA).numel, "32 heads and 11,008 units"
-    assert shape is None, "its time is not predicted"
-
-
 def test_a_config_json_of_hugging_face_is_a_model(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
@@ -196,6 +188,11 @@ def test_a_config_json_of_hugging_face_is_a_model(tmp_path, capsys):
     path.write_text(json.dumps({**LLAMA, "model_type": "qwen2"}))
     found = as_json(capsys, "--model", tmp_path, *words)
     assert not any(rung["iteration_s"] for rung in found["rungs"])
+    left_out = ("num_attention_heads", "intermediate_size")  # 32 and 11,008 to transformers
+    path.write_text(json.dumps({key: LLAMA[key] for key in LLAMA if key not in left_out}))
+    architecture, shape = _model(str(path))
+    assert architecture.numel == model_of_config(LLAMA).numel
+    assert shape is None, "its time is not predicted"
 
 
 def test_without_a_gpu_the_host_holds_all(capsys):

@@ -145,12 +145,3 @@ def test_values_that_hugging_face_fills_in_are_not_missing():
     auto = scheduler("WarmupDecayLR", total_num_steps="auto", warmup_num_steps="auto")
     assert judged(config(3, **auto, **optimizer("AdamW", betas="auto"))) == {}
     assert judged(config(3, scheduler={"type": "auto"}, optimizer={"type": "auto"})) == {}
-
-
-def test_batches_of_several_ranks_are_no_fault_to_a_loader_without_ranks():
-    sizes = {
-        "train_batch_size": 24,
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 3,
-    }
-    assert judged(config(2, **sizes)) == {}

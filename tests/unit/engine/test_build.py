@@ -4,7 +4,7 @@ import deepspeed.ops.adam
 import pytest
 
 from deep_optimizer_states import build, stale_locks
-from deep_optimizer_states.kernels import host
+from deep_optimizer_states.core.kernels import host
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import torch
 from engine_iterations import Flusher
 from late import late
 
-from deep_optimizer_states.device import emulated
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
-from deep_optimizer_states.executor import Executor, Sizes, Work
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.device import emulated
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.executor import Executor, Types, Work
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 
 ADAM = HostAdam(1)
 
@@ -41,14 +40,20 @@ def late_caller():
         yield
 
 
+ONE_TILE = Schedule.make([64], "all-device", 1, 1.0, 64)
+
+
+def executor_of(schedule, device):
+    return Executor(schedule, Types(torch.float32, torch.float32), device, ADAM, 2)
+
+
 def weights_that_backward_reads(without, policy, on_host=False):
     """What a backward that is still running reads while the update is launched."""
     device, read = AsynchronousCaller(without), []
     ratio = 0.0 if policy == "ratio" else 1.0
     schedule = Schedule.make([256], policy, 1, ratio, 64)
     schedule = dataclasses.replace(schedule, weights_on_host=on_host)
-    sizes = Sizes.of(schedule, torch.float32, torch.float32)
-    executor = Executor(sizes, device, ADAM, 2)
+    executor = executor_of(schedule, device)
     tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
     device.caller.submit("backward", lambda: read.append(tensors.weights.clone()))
     group = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
@@ -85,7 +90,7 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory(without):
     """An allocator may hand out memory that kernels of the caller still use."""
     device, done = AsynchronousCaller(without), []
     device.caller.submit("backward", lambda: done.append("backward"))
-    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    executor = executor_of(ONE_TILE, device)
     executor.follow(executor.caller_events())
     device.h2d.submit("prefetch", lambda: done.append("prefetch"))
     device.close()
@@ -107,7 +112,7 @@ def test_a_gradient_is_flushed_only_after_backward_has_reduced_it(without):
 def test_state_sent_ahead_comes_only_after_the_caller_has_left_its_memory(without):
     device = AsynchronousCaller(without)
     device.caller.submit("backward", lambda: None)
-    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    executor = executor_of(ONE_TILE, device)
     executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])
     assert executor.num_under_way_ahead == (0 if without else 1)
     device.synchronize()
@@ -118,7 +123,7 @@ def test_state_sent_ahead_comes_only_after_the_caller_has_left_its_memory(withou
 def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_into_it_is_over():
     """The lane is named to the allocator."""
     device, used = AsynchronousCaller(), []
-    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    executor = executor_of(ONE_TILE, device)
     submit = device.h2d.submit
     device.h2d.submit = lambda what, work, uses=(): (used.extend(uses), submit(what, work))
     executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])

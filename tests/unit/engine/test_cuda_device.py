@@ -21,13 +21,13 @@ from engine_updates import (
 from late import late
 from turns import some
 
-from deep_optimizer_states.device import cuda
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.cuda import CudaDevice
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device import cuda
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.cuda import CudaDevice
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.verify import Sample
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.executor import copy_all
-from deep_optimizer_states.verify import Sample
 
 JITTER_S = 0.0004
 SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST

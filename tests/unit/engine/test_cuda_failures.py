@@ -21,13 +21,13 @@ from engine_updates import (
 )
 from late import late
 
-from deep_optimizer_states.device import cuda
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.cuda import CudaDevice
-from deep_optimizer_states.device.self_check import check_device_adam
+from deep_optimizer_states.core.device import cuda
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.cuda import CudaDevice
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.timeline import Recorder
+from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import KernelError, UpdateError
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.timeline import Recorder
 
 
 def run_with(device, policy="all-device"):
@@ -208,7 +208,9 @@ def check(device):
 
 def test_without_triton_the_device_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "deep_optimizer_states.kernels.triton_adam", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "deep_optimizer_states.core.kernels.triton_adam", raising=False
+    )
     with stand_in(triton=False):
         device = CudaDevice(TAIL.mode)
         with pytest.raises(KernelError, match=r'cannot step: .*triton.*; use policy "all-host"'):

@@ -17,10 +17,10 @@ from engine_iterations import run_iterations
 from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule
 from late import late
 
-from deep_optimizer_states.cores import LaneCores
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.cuda import CudaDevice
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.cuda import CudaDevice
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.host import LaneCores
 
 PAGE = mmap.PAGESIZE
 
@@ -146,7 +146,7 @@ def test_close_waits_for_copies_in_flight():
 ENDS_WITHOUT_CLOSE = """
 import threading, torch
 from cuda_memory import stand_in
-from deep_optimizer_states.device.cuda import CudaDevice
+from deep_optimizer_states.core.device.cuda import CudaDevice
 stood_in = stand_in()
 runtime, device = stood_in.__enter__(), CudaDevice(1)
 source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)

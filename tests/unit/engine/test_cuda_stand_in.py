@@ -13,7 +13,7 @@ from cuda_runtime import Event, Stream
 from late import late
 from signals import when_within
 
-from deep_optimizer_states.device import cuda
+from deep_optimizer_states.core.device import cuda
 
 GPU = torch.device("cuda", 0)
 REAL = {name: getattr(torch.cuda, name) for name in _REPLACED}

@@ -20,10 +20,10 @@ from deep_optimizer_states.calibrate.rates import (
     pageable_rates,
     stream_rate,
 )
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.cuda import CudaDevice
-from deep_optimizer_states.split import RunTimeSplit
-from deep_optimizer_states.timeline import Recorder
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.cuda import CudaDevice
+from deep_optimizer_states.core.policies import RunTimeSplit
+from deep_optimizer_states.core.timeline import Recorder
 
 CLOCKS_APART_S = 1234.5
 """The GPU's clock began at another time than the host's."""

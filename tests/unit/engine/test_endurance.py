@@ -16,7 +16,7 @@ from engine_updates import (
     run_once,
 )
 
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
 
 UPDATES = 500
 

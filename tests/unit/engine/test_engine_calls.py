@@ -7,11 +7,8 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from deepspeed.utils.timer import ThroughputTimer
 
-from deep_optimizer_states.engine_calls import (
-    own_stream_alone,
-    signals_held_back,
-    time_own_stream,
-)
+from deep_optimizer_states.adapter.hooks import signals_held_back
+from deep_optimizer_states.adapter.own_stream import own_stream_alone, time_own_stream
 
 
 @pytest.fixture

@@ -23,15 +23,15 @@ from engine_updates import (
 from hypothesis import given, settings, strategies as st
 from late import late
 
-from deep_optimizer_states import executor as executor_module
-from deep_optimizer_states.device import emulated
-from deep_optimizer_states.device.base import PendingBytes, Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core import executor as executor_module
+from deep_optimizer_states.core.device import emulated
+from deep_optimizer_states.core.device.base import PendingBytes, Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.executor import Executor, Types
+from deep_optimizer_states.core.kernels.adam import BetaPowers
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.executor import Executor, Sizes
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import BetaPowers
-from deep_optimizer_states.split import RunTimeSplit
 
 STEPS = 3
 SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
@@ -267,14 +267,19 @@ def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(
     assert unwritten == []
 
 
-def test_slots_are_bounded_and_reported():
-    device = EmulatedDevice(ADAM)
-    executor = make_executor(make_schedule("all-device", tile_numel=256), device)
-    assert executor.slot_bytes == 3 * 256 * (4 + 4 + 4 + 2)
+def test_memory_of_the_device_is_bounded():
+    """Three slots of the largest tile, and two outboxes of the largest resident one."""
+    device, taken = EmulatedDevice(ADAM), []
+    take = device.empty_device
+    device.empty_device = lambda numel, dtype: (
+        taken.append(numel * dtype.itemsize) or take(numel, dtype)
+    )
+    make_executor(make_schedule("all-device", tile_numel=256), device)
+    assert sum(taken) == 3 * 256 * (4 + 4 + 4 + 2)
+    taken.clear()
     schedule = make_schedule("stride", ratio=0.5, tile_numel=256)
-    schedule = dataclasses.replace(schedule, weights_on_host=True)
-    executor = make_executor(schedule, device)
-    assert executor.slot_bytes == 3 * 256 * (4 + 4 + 4 + 2 + 2) + 2 * 256 * 2
+    make_executor(dataclasses.replace(schedule, weights_on_host=True), device)
+    assert sum(taken) == 3 * 256 * (4 + 4 + 4 + 2 + 2) + 2 * 256 * 2
     device.close()
 
 
@@ -313,8 +318,8 @@ def test_failure_on_a_lane_names_lane_and_work():
 
 def test_failure_of_the_host_kernel_names_lane_and_work():
     device, schedule = EmulatedDevice(ADAM), make_schedule()
-    sizes = Sizes(0, schedule.staging_numel, torch.bfloat16, torch.bfloat16)
-    executor = Executor(sizes, device, FailingAdam(TAIL.mode), 2)
+    types = Types(torch.bfloat16, torch.bfloat16)
+    executor = Executor(schedule, types, device, FailingAdam(TAIL.mode), 2)
     work = make_work(schedule, make_subgroups(), first_scalars())
     with pytest.raises(UpdateError, match=r"lane CPU, step of tile 0.*out of luck"):
         run_once(executor, schedule, work)

@@ -3,7 +3,7 @@
 import pytest
 from full_disk import files_of_at_most
 
-from deep_optimizer_states.files import write_whole
+from deep_optimizer_states.checks import write_whole
 
 
 def test_a_file_is_written_and_nothing_else(tmp_path):

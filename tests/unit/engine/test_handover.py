@@ -24,13 +24,13 @@ from engine_updates import (
 from hypothesis import given, settings, strategies as st
 from late import late
 
-from deep_optimizer_states.device.base import Reached, Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.device.base import Reached, Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.kernels.adam import BetaPowers
+from deep_optimizer_states.core.plan import Kind, Plan
+from deep_optimizer_states.core.schedule import AllAtOnce
+from deep_optimizer_states.core.update import Handover
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.handover import Handover
-from deep_optimizer_states.kernels.scalars import BetaPowers
-from deep_optimizer_states.plan import Kind, Plan
-from deep_optimizer_states.schedule import AllAtOnce
 
 SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
 NOW = (Reached(), Reached())
@@ -119,7 +119,7 @@ def test_a_handover_that_is_given_up_ends_with_why():
 
 LEFT_OPEN = """
 from concurrent.futures import ThreadPoolExecutor
-from deep_optimizer_states.handover import Handover
+from deep_optimizer_states.core.update import Handover
 handover = Handover(range(2), (), print)
 ThreadPoolExecutor(1).submit(handover.take, True)
 print("over", flush=True)
@@ -316,7 +316,7 @@ def test_what_was_sent_ahead_of_a_tile_that_must_stay_at_home_is_not_used():
     assert plan.device_tiles == (0, 3)
     assert str(plan).startswith("0AHD 3AHD | 0H2D")
     assert not executor.claimed
-    assert not list(executor.unflushed)
+    assert not list(executor.away)
 
 
 def test_state_that_is_dropped_is_not_used():

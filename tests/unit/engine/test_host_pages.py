@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.cores import ANYWHERE, LaneCores
-from deep_optimizer_states.device import host_pages
-from deep_optimizer_states.device.host_pages import PIECE_BYTES, take_pages
+from deep_optimizer_states.core.device import cuda as host_pages
+from deep_optimizer_states.core.device.cuda import PIECE_BYTES, take_pages
+from deep_optimizer_states.core.host import ANYWHERE, LaneCores
 
 PAGE = mmap.PAGESIZE
 
@@ -123,8 +123,8 @@ def test_memory_goes_back_when_nothing_looks_at_it():
 
 FORKS = """
 import ctypes, gc, mmap, os, torch
-from deep_optimizer_states.cores import ANYWHERE
-from deep_optimizer_states.device.host_pages import take_pages
+from deep_optimizer_states.core.host import ANYWHERE
+from deep_optimizer_states.core.device.cuda import take_pages
 
 size = 2**22
 pages = take_pages(size, ANYWHERE)

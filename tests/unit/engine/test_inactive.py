@@ -6,7 +6,7 @@ It has the type of the master weights.
 import torch
 from hypothesis import given, strategies as st
 
-from deep_optimizer_states.inactive import InactiveGradients
+from deep_optimizer_states.adapter.zero3.gradients import InactiveGradients
 
 windows = st.lists(
     st.tuples(st.booleans(), st.booleans(), st.floats(0.0, 2.0, width=32)), min_size=1, max_size=12

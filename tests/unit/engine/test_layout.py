@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deep_optimizer_states.zero3 import stock
-from deep_optimizer_states.zero3.gradients import GradientFlush
-from deep_optimizer_states.zero3.stock import Layout
+from deep_optimizer_states.adapter.zero3 import stock
+from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
+from deep_optimizer_states.adapter.zero3.stock import Layout
 
 
 def layout_of(flats, host_memory, groups=(), rank=0):

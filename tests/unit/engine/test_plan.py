@@ -1,38 +1,53 @@
 import dataclasses
+from typing import get_args
 
 import pytest
 
-from deep_optimizer_states.errors import PlanError
-from deep_optimizer_states.plan import (
+from deep_optimizer_states.config import Policy as PolicyName
+from deep_optimizer_states.core.plan import (
     DEVICE_CHAIN,
     Action,
     Kind,
     Plan,
     Tile,
-    choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
     subgroup_offsets,
 )
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.policies import POLICIES, policy_of
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.errors import PlanError
 
 
-def test_stride_follows_the_papers_rule():
-    assert choose_device_subgroups(7, "stride", 2) == {1, 3, 5}
-    assert choose_device_subgroups(7, "stride", 3) == {2, 5}
-    assert choose_device_subgroups(3, "stride", 1) == {0, 1, 2}
-    assert choose_device_subgroups(3, "stride", 9) == frozenset()
+def taken(policy, stride, count):
+    return {idx for idx in range(count) if policy_of(policy, stride).takes(idx)}
 
 
-def test_all_host_and_all_device():
-    assert choose_device_subgroups(3, "all-host", 2) == frozenset()
-    assert choose_device_subgroups(3, "all-device", 2) == {0, 1, 2}
+@pytest.mark.parametrize(
+    ("policy", "stride", "count", "found"),
+    [
+        ("stride", 2, 7, {1, 3, 5}),  # the paper's rule
+        ("stride", 3, 7, {2, 5}),
+        ("stride", 1, 3, {0, 1, 2}),
+        ("stride", 9, 3, set()),
+        ("all-host", 2, 3, set()),
+        ("ratio", 2, 3, set()),
+        ("dynamic", 2, 3, set()),
+        ("all-device", 2, 3, {0, 1, 2}),
+    ],
+)
+def test_a_policy_takes_subgroups_to_the_device(policy, stride, count, found):
+    assert taken(policy, stride, count) == found
 
 
 @pytest.mark.parametrize(("policy", "stride"), [("stride", 0), ("every-other", 2)])
 def test_wrong_policy_is_named(policy, stride):
     with pytest.raises(PlanError, match=str(stride) if policy == "stride" else policy):
-        choose_device_subgroups(4, policy, stride)
+        policy_of(policy, stride)
+
+
+def test_a_config_takes_every_policy_and_auto():
+    assert {*POLICIES, "auto"} == set(get_args(PolicyName))
 
 
 def always(wait):

@@ -3,10 +3,11 @@
 import pytest
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-from deep_optimizer_states.zero3 import releases
-from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
-from deep_optimizer_states.zero3.releases import StockZeroOptimizer, ZeroOptimizerBefore019
-from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
+from deep_optimizer_states.adapter import zero12
+from deep_optimizer_states.adapter.zero3 import stock as releases
+from deep_optimizer_states.adapter.zero3.optimizer import InterleavedZeroOptimizer
+from deep_optimizer_states.adapter.zero3.stock import StockZeroOptimizer, ZeroOptimizerBefore019
+from deep_optimizer_states.adapter.zero12 import InterleavedFlatOptimizer
 
 
 @pytest.fixture
@@ -43,13 +44,13 @@ def test_sizes_that_a_release_has_as_floats_are_cut_as_whole_numbers(monkeypatch
     class EnoughError(Exception):
         pass
 
-    def settle(_optimizer, numels):
+    def settle(_settings, numels):
         raise EnoughError(numels)
 
     ours = object.__new__(InterleavedFlatOptimizer)
-    ours.partition_size, ours._subgroup_numel = [5000.0, 1.0], 4096
+    ours.partition_size, ours._subgroup_numel, ours._settings = [5000.0, 1.0], 4096, None
     monkeypatch.setattr(InterleavedFlatOptimizer, "_refuse_other_types", lambda _optimizer: None)
-    monkeypatch.setattr(InterleavedFlatOptimizer, "_settle_schedule", settle)
+    monkeypatch.setattr(zero12, "settle_schedule", settle)
     with pytest.raises(EnoughError) as cut:
         ours.initialize_optimizer_states()
     assert [repr(numel) for numel in cut.value.args[0]] == ["4096", "904", "1"]

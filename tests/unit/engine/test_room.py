@@ -2,8 +2,8 @@
 
 import pytest
 
-from deep_optimizer_states.zero3 import ahead
-from deep_optimizer_states.zero3.ahead import Room
+from deep_optimizer_states.adapter.zero3 import ahead
+from deep_optimizer_states.adapter.zero3.ahead import Room
 
 TILE = 10
 

@@ -4,8 +4,8 @@ import shutil
 import pytest
 from full_disk import files_of_at_most
 
-from deep_optimizer_states import timeline
-from deep_optimizer_states.timeline import (
+from deep_optimizer_states.core import timeline
+from deep_optimizer_states.core.timeline import (
     Recorder,
     Span,
     TimelineFile,
@@ -96,14 +96,14 @@ def test_a_folder_that_vanishes_is_warned_of_once(tmp_path, caplog):
     assert not list(folder.iterdir())  # off is off
 
 
-def test_an_update_that_did_not_fit_leaves_no_half_line(tmp_path, caplog):
+def test_an_update_that_did_not_fit_is_warned_of_and_spoils_no_other(tmp_path, caplog):
     path, file = tmp_path / "rank-0.jsonl", TimelineFile(tmp_path, 0)
     file.write(SPANS, 1.0, 2.0)
-    whole = path.read_bytes()
-    with files_of_at_most(len(whole) + 20):
+    whole = read_rows(path)
+    with files_of_at_most(path.stat().st_size + 20):
         file.write(SPANS, 3.0, 4.0)
         file.write(SPANS, 5.0, 6.0)
-    assert path.read_bytes() == whole
+    assert read_rows(path) == whole
     assert [str(path) in record.getMessage() for record in caplog.records] == [True]
 
 

@@ -6,7 +6,7 @@ from deepspeed.runtime.zero.parameter_offload import _init_external_params
 from deepspeed.utils import set_z3_leaf_modules
 from torch.utils.checkpoint import checkpoint
 
-from deep_optimizer_states.zero3.ahead import Uses
+from deep_optimizer_states.adapter.zero3.ahead import Uses
 
 
 class Model(torch.nn.Module):

@@ -1,12 +1,9 @@
-import signal
-
 import pytest
 
 from configs.errors import ConfigError
 from configs.schema import Model
 from configs.study import default_study
 from launch import cli, run
-from launch.data import LaunchError
 
 STUDY = default_study()
 FIELDS = STUDY.point_type.model_fields
@@ -49,23 +46,6 @@ def test_a_study_without_a_name_is_refused():
         cli.study_in(["--study"])
 
 
-def test_every_field_has_its_docstring_as_help():
-    text = " ".join(run.build_parser(STUDY).format_help().split())
-    assert "Elements after which DeepSpeed closes a subgroup" in text
-    assert all(field.description for field in FIELDS.values())
-
-
-@pytest.mark.parametrize(
-    "words", [["--micro-batch-size", "2"], ["--micro_batch_size", "2"], ["--micro_batch-size=2"]]
-)
-def test_dashes_and_underscores_are_the_same(words):
-    assert overrides(*words) == {"micro_batch_size": "2"}
-
-
-def test_underscores_in_a_value_stay():
-    assert overrides("--data_prefix=/a_b/c_d") == {"data_prefix": "/a_b/c_d"}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -83,31 +63,3 @@ def test_underscores_in_a_value_stay():
 def test_a_wrong_option_is_named(words, message):
     with pytest.raises(ConfigError, match=message):
         overrides(*words)
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "text"),
-    [
-        (ConfigError("a is wrong"), 2, "error: a is wrong\n"),
-        (LaunchError("b failed"), 2, "error: b failed\n"),
-        (
-            OSError(28, "No space left on device", "a"),
-            2,
-            "error: [Errno 28] No space left on device: 'a'\n",
-        ),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
-    ],
-)
-def test_user_errors_are_one_line_and_an_exit_code(error, code, text, capsys):
-    def fail():
-        raise error
-
-    assert cli.run_command(fail) == code
-    assert capsys.readouterr().err == text
-
-
-@pytest.mark.own_process
-def test_sigterm_between_runs_unwinds_with_its_exit_code():
-    with pytest.raises(SystemExit) as caught:
-        cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
-    assert caught.value.code == 143

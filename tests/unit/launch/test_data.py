@@ -11,11 +11,10 @@ from dataset import indexed
 from launch import data, sweep
 from launch.cli import add_run_options
 from launch.config_n_run import main as config_n_run
-from launch.data import data_prefix, look_at, require_vocabulary, with_data
-from launch.records.identity import data_facts, point_key
+from launch.data import data_prefix, data_record, data_words, look_at, with_data
+from launch.execute import RunOptions, Task
+from launch.identity import data_facts, point_key
 from launch.run import main as run_main
-from launch.submit import main as submit_main
-from launch.task import RunOptions, Task
 
 TINY = make_point({"model": "tiny", "device": "cpu"})
 LARGE = make_point({"model": "7B", "device": "cpu"})
@@ -66,26 +65,16 @@ def test_the_users_own_files_are_taken_as_an_absolute_prefix(odd_dir, monkeypatc
     assert data_prefix("x") == str(prefix)
 
 
-def test_missing_files_are_named(tmp_path):
-    make(tmp_path)
-    (tmp_path / "x.idx").unlink()
-    with pytest.raises(ConfigError, match=r"x\.idx"):
-        data_prefix(str(tmp_path / "x"))
-
-
 @pytest.mark.parametrize("vocab_size", [1000, 70_000])
-def test_tokens_checksum_and_vocabulary_come_from_the_files(tmp_path, vocab_size):
-    prefix = write_pair(tmp_path / "own", vocab_size=vocab_size)
-    found = look_at(str(prefix))
+def test_tokens_and_checksum_come_from_the_files(tmp_path, vocab_size):
+    prefix = str(write_pair(tmp_path / "own", vocab_size=vocab_size))
     digest = hashlib.sha256((tmp_path / "own.bin").read_bytes()).hexdigest()
-    assert (found.name, found.tokens, found.sha256) == ("own", 3000, digest)
-    assert found.vocab_size == 1000  # the largest token and one more
-    assert found.record() == {
-        **data_facts(str(prefix)),
-        **{"name": "own", "source": str(prefix), "tokens": 3000, "vocab_size": 1000},
+    assert data_record(prefix) == {
+        **data_facts(prefix),
+        **{"name": "own", "source": prefix, "tokens": 3000, "vocab_size": None},
         "checked": "sizes",
     }
-    assert f"3,000 tokens, SHA-256 {digest}; no manifest: its sizes alone" in found.words
+    assert f"3,000 tokens, SHA-256 {digest}; no manifest: its sizes alone" in data_words(prefix)
 
 
 def test_a_manifest_is_believed_for_its_own_pair_alone(tmp_path):
@@ -93,7 +82,7 @@ def test_a_manifest_is_believed_for_its_own_pair_alone(tmp_path):
     assert look_at(str(prefix)).vocab_size == 4321
     own = tmp_path / "own.manifest.json"
     own.write_text(json.dumps({"prefix": "another", "vocab_size": 4321}))
-    assert look_at(str(prefix)).vocab_size == 1000
+    assert look_at(str(prefix)).vocab_size is None
 
 
 def vouched(prefix):
@@ -116,9 +105,9 @@ def zero(path):
 @pytest.mark.parametrize(
     ("end", "damage", "message"),
     [
-        (".bin", lambda path: cut(path, 100), "it has 5,900 bytes, its manifest says 6,000; get"),
-        (".bin", zero, "its SHA-256 is .*, its manifest says .*; get it again, or move"),
-        (".idx", lambda path: cut(path, 8), "it has 634 bytes, its manifest says 642; get"),
+        (".bin", lambda path: cut(path, 100), "it has 5,900 bytes .*, its manifest says 6,000 "),
+        (".bin", zero, "it has 6,000 bytes .*; get it again, or move"),
+        (".idx", lambda path: cut(path, 8), "it has 634 bytes .*, its manifest says 642 "),
     ],
 )
 def test_a_pair_that_is_not_its_manifests_is_refused_before_it_is_trained_on(
@@ -175,12 +164,10 @@ def test_a_manifest_that_cannot_be_read_is_no_missing_one(tmp_path, name):
 
 
 def test_data_that_changed_in_place_is_read_again(tmp_path):
-    prefix = write_pair(tmp_path / "own")
-    before = look_at(str(prefix))
-    write_pair(prefix, largest=1234, vocab_size=2000)
-    after = look_at(str(prefix))
-    assert (before.vocab_size, after.vocab_size) == (1000, 1235)
-    assert before.sha256 != after.sha256
+    prefix = str(write_pair(tmp_path / "own"))
+    before = data_record(prefix)
+    write_pair(tmp_path / "own", largest=1234, vocab_size=2000)
+    assert data_record(prefix)[".bin"] != before[".bin"]
 
 
 def test_a_pair_of_the_users_own_is_chosen_with_its_vocabulary(tmp_path, monkeypatch):
@@ -191,25 +178,16 @@ def test_a_pair_of_the_users_own_is_chosen_with_its_vocabulary(tmp_path, monkeyp
     assert line.startswith(f"data: own ({tmp_path / 'own'}), 3,000 tokens, SHA-256 ")
 
 
-def test_the_manifest_tells_the_vocabulary(tmp_path):
-    prefix = write_pair(tmp_path / "own", manifest=1000)
-    [point], _ = with_data([TINY], given("--data", str(prefix)))
-    assert point.data_prefix == str(prefix)
-
-
 @pytest.mark.parametrize(
     ("words", "manifest", "message"),
     [
         ("--data {}", None, "give --vocab-size N"),
-        ("--data {} --vocab-size 500", None, "holds token 999; give 1000 or more"),
         ("--data {} --vocab-size 9000", None, r"--model\.vocab-size 9000"),
         ("--data {}", 9000, r"needs a vocabulary of 9000, but model\.vocab_size = 8192"),
-        ("--data {} --vocab-size 2000", 1000, "manifest of .* says 1000"),
         ("--data {}x", None, r"neither embedded nor oscar-1gb, and there is no file .*x\.bin"),
         ("--data {}/../bad --vocab-size 9", None, "not an index of Megatron's"),
         ("--data {} --data-prefix {}", None, "leave out --data-prefix or --data"),
         ("--vocab-size 9", None, "goes with --data PREFIX"),
-        ("--data embedded --vocab-size 9", None, "embedded corpus has its own"),
         ("--data {} --vocab-size 0", None, "vocab-size"),
     ],
 )
@@ -223,11 +201,12 @@ def test_what_cannot_be_trained_on_is_refused_by_name(tmp_path, words, manifest,
 
 
 def test_data_of_a_point_is_held_against_its_model_before_it_runs(tmp_path):
-    prefix = write_pair(tmp_path / "own", largest=8192, vocab_size=9000)
+    prefix = write_pair(tmp_path / "own", manifest=8193)
     point = make_point({"model": "tiny", "device": "cpu", "data_prefix": str(prefix)})
+    options = RunOptions(tmp_path / "results", "single")
     with pytest.raises(ConfigError, match="needs a vocabulary of 8193"):
-        Task.each([point], RunOptions(tmp_path / "results", "single"))
-    require_vocabulary(LARGE, look_at(str(prefix)))
+        Task.each([point], options)
+    assert Task.each([point.model_copy(update={"model": LARGE.model})], options)
 
 
 def test_other_data_make_another_point(tmp_path):
@@ -273,12 +252,12 @@ def test_a_corpus_that_is_not_prepared_names_the_command(cache):
 
 
 def test_the_embedded_corpus_is_found_once_it_is_made(cache):
-    assert data.embedded_words().endswith("made when it is first needed")
+    assert data_words("").endswith("made when it is first needed")
     prefix = data_prefix("")
     data.prepared.cache_clear()
     assert data.prepared("embedded") == prefix
-    words = data.embedded_words()
-    assert words == look_at(prefix).words
+    words = data_words("")
+    assert words == data_words(prefix)
     assert words.startswith("embedded (documentation that Python ships), ")
     assert "tokens, SHA-256 " in words
 
@@ -297,7 +276,10 @@ def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, cap
     words = [*DRY, "--size", size, "--results-dir", str(tmp_path / "r")]
     words += ["--model.vocab-size", "50257"] + (["--model", "7B"] if size == "full" else [])
     for chosen, expected in (
-        (["--data", str(own)], f"own ({own}), 3,000 tokens, SHA-256 {look_at(str(own)).sha256}"),
+        (
+            ["--data", str(own)],
+            f"own ({own}), 3,000 tokens, SHA-256 {data_facts(str(own))['.bin']['sha256']}",
+        ),
         (["--data", "oscar-1gb"], "oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 "),
         (["--data", "embedded"], "embedded (documentation that Python ships), made when"),
         (["--data-prefix", str(own)], f"own ({own}), 3,000 tokens"),
@@ -306,13 +288,6 @@ def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, cap
         assert out.count(f"\ndata     {expected}") == 3
         assert out.startswith(f"data: {expected}") == (chosen[0] == "--data")
     assert not (tmp_path / "r").exists()
-
-
-def test_a_full_size_sweep_says_that_it_is_not_on_the_papers_corpus(tmp_path, cache, capsys):
-    words = [*DRY, "--size", "full", "--model", "7B", "--results-dir", str(tmp_path / "r")]
-    assert dry_run_of(sweep.main, *words, capsys=capsys).startswith(f"{data.UNPREPARED}\n")
-    listed = dry_run_of(sweep.main, *words, "--list-points", capsys=capsys)
-    assert "data" not in listed
 
 
 def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
@@ -325,12 +300,3 @@ def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
     assert "\ndata     oscar-1gb (the paper's corpus)" in out
     out = dry_run_of(config_n_run, *flags, "--data", str(own), capsys=capsys)
     assert f"\ndata     own ({own})" in out
-
-
-def test_jobs_of_a_batch_system_get_the_option(tmp_path, capsys):
-    own = write_pair(tmp_path / "own", manifest=1000)
-    words = ["--scheduler", "slurm", "--sweep", "basic", "--dry-run"]
-    words += ["--results-dir", str(tmp_path), "--", "--size", "tiny", "--data"]
-    assert f"--data {own}" in dry_run_of(submit_main, *words, str(own), capsys=capsys)
-    with pytest.raises(ConfigError, match="there is no file"):
-        submit_main([*words, "/none/such"])

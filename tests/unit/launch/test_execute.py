@@ -1,13 +1,16 @@
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import make_point
+from configs.study import default_study, make_point, study_from
+from deep_optimizer_states import stale_locks
 from launch import execute
-from launch.execute import companions
+from launch.execute import RunOptions, companions, describe, ready_extensions, start_of
 from launch.fit import Machine
-from launch.task import scalar_environment
+from launch.run import build_parser
 
 
 @pytest.fixture
@@ -16,39 +19,73 @@ def point():
 
 
 @pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """Makes packages of given names importable, and no others."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+def given(tmp_path):
+    """Reads the options of a run."""
 
-    def make(*names):
-        for name in names:
-            (tmp_path / f"{name}.py").touch()
+    def read(*words):
+        return build_parser(default_study()).read(["tiny", "--results-dir", str(tmp_path), *words])
 
-    for name in ("tensorboard", "wandb"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return make
+    return read
 
 
-def test_what_was_asked_for_goes_to_the_trainer(packages):
-    packages("tensorboard", "wandb")
-    assert scalar_environment(True, "my project") == {
-        "DOS_TENSORBOARD": "1",
-        "DOS_WANDB_PROJECT": "my project",
-    }
-    assert scalar_environment(False, None) == {}
+def test_what_was_asked_for_goes_to_the_trainer(monkeypatch, point, given, tmp_path):
+    found = SimpleNamespace(origin="somewhere")
+    monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
+    asked = RunOptions.of(given("--tensorboard"), "s", default_study())
+    _, environment = start_of(point, asked, tmp_path, "data")
+    assert environment["DOS_TENSORBOARD"] == "1"
+    _, environment = start_of(point, RunOptions(tmp_path, "s"), tmp_path, "data")
+    assert "DOS_TENSORBOARD" not in environment
 
 
-@pytest.mark.parametrize(
-    ("tensorboard", "wandb", "words"),
-    [(False, "p", "--wandb: the package 'wandb'"), (True, None, "--tensorboard: the package")],
-)
-def test_a_missing_package_is_named_beforehand(monkeypatch, tmp_path, tensorboard, wandb, words):
-    (tmp_path / "wandb").mkdir()  # what W&B leaves in a working directory is no package
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for name in ("tensorboard", "wandb"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(ConfigError, match=words):
-        scalar_environment(tensorboard, wandb)
+@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)])
+def test_a_missing_package_is_named_beforehand(monkeypatch, given, found):
+    """A folder of its name, as runs have one, is no package."""
+    monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
+    with pytest.raises(ConfigError, match="--tensorboard: the package 'tensorboard'"):
+        RunOptions.of(given("--tensorboard"), "s", default_study())
+
+
+def test_variables_of_a_row_reach_the_ranks(tmp_path):
+    table = default_study().model_dump(mode="json", exclude_unset=True)
+    environment = {"SAYS": "{subgroup_numel} on {num_ranks}"}
+    table["engines"]["mine"] = {"title": "mine", "tag": "M", "environment": environment}
+    tiny = default_study().load_model("tiny")[0].model_dump()
+    point = study_from({**table, "name": "mine"}, "here").make_point(
+        {"model": tiny, "engine": "mine", "subgroup_numel": 500_000}
+    )
+    command, made = start_of(point, RunOptions(tmp_path, "s"), tmp_path, "data")
+    assert made["SAYS"] == "500000 on 1"
+    assert command[0] == sys.executable
+
+
+def test_data_that_are_not_there_are_named_before_a_run():
+    point = make_point({"model": "tiny", "data_prefix": "/none/such"})
+    with pytest.raises(ConfigError, match=r"no file '/none/such\.bin'"):
+        describe(point, Machine(2**34), RunOptions(Path("r"), "single"))
+
+
+def test_locks_that_a_killed_build_left_are_removed(tmp_path, monkeypatch):
+    lock = tmp_path / "ops" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    # Whatever file system the tests lie on.
+    monkeypatch.setattr(stale_locks, "_unseen", lambda *_: "")
+    [said] = ready_extensions(tmp_path / "ops")
+    assert said.endswith("removed; a build of cpu_adam that was killed left this lock")
+    assert not lock.exists()
+    assert ready_extensions(tmp_path / "none") == []
+    assert (tmp_path / "none").is_dir()
+
+
+def test_a_folder_of_ops_that_cannot_be_written_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "ops" / "cpu_adam").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"TORCH_EXTENSIONS_DIR = .*; name a folder of your own"):
+        ready_extensions(tmp_path / "file" / "ops")
+    monkeypatch.setattr(execute.os, "access", lambda path, _mode: path.name != "cpu_adam")
+    with pytest.raises(ConfigError, match=r"you cannot write into '.*cpu_adam'.*; name a folder"):
+        ready_extensions(tmp_path / "ops")
 
 
 def test_a_point_without_a_share_has_no_hog(point, tmp_path):

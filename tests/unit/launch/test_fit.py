@@ -1,30 +1,51 @@
 import functools
+import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import default_study, load_study, make_point
+from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
-from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.predict.memory.arrays import arrays_of
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB, arrays_of, peaks_of
 from launch import fit
 from launch.ds_json import deepspeed_config
-from launch.fit import MARGIN, Machine, largest_model_that_fits, runs_on_gpu
+from launch.execute import RunOptions
+from launch.fit import (
+    HALF_TYPES,
+    MARGIN,
+    NO_PRODUCT,
+    Machine,
+    ask_half_types,
+    estimate,
+    lacks,
+    largest_model_that_fits,
+    refuse_what_cannot_run,
+)
+from launch.hosts import namespaces
+from launch.hosts.launchers import Launcher
+from launch.identity import settings_key
+from launch.records import results_of
 from launch.simulate import workloads
+from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER, TRAINERS
+from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
+from launch.trainers.own import OwnTrainer
 
 LAPTOP = Machine(host_free_bytes=12 * GIB)
 H100_NODE = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
 SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
 
 
-predict, shortages, refuse_if_short, memory_text = (
+predict, shortages, memory_text = (
     functools.partial(function, trainer=OWN_TRAINER)
-    for function in (
-        fit.predict, fit.shortages, fit.refuse_if_short, fit.memory_text
-    )
-)  # fmt: skip
+    for function in (fit.needed_bytes, fit.shortages, fit.memory_text)
+)
+
+
+def refuse_if_short(point, machine):
+    fit.refuse_what_cannot_run(point, machine, RunOptions(Path("r"), "s"))
 
 
 def point(model, **fields):
@@ -32,14 +53,14 @@ def point(model, **fields):
 
 
 def test_stock_needs_at_least_eighteen_host_bytes_a_parameter():
-    need = predict(point("7B"), on_gpu=True)
-    assert 18 * 5_948_837_888 < need.host_bytes < 25 * 5_948_837_888
+    host, _ = predict(point("7B"), on_gpu=True)
+    assert 18 * 5_948_837_888 < host < 25 * 5_948_837_888
 
 
 def test_ranks_share_the_device_memory_and_add_up_in_the_host():
     one, four = (predict(make_point({"model": "20B", "dp": dp}), True) for dp in (1, 4))
-    assert four.device_bytes < one.device_bytes
-    assert four.host_bytes == pytest.approx(one.host_bytes, rel=0.2)
+    assert four[1] < one[1]
+    assert four[0] == pytest.approx(one[0], rel=0.2)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_is_needed_and_free():
@@ -65,12 +86,6 @@ def test_the_remedy_for_lacking_gpus_is_fewer_ranks(monkeypatch):
         caught.value
     )
     assert "smaller model" not in str(caught.value)
-
-
-def test_the_device_decides_where_ranks_run():
-    assert not runs_on_gpu(point("tiny"), LAPTOP)
-    assert runs_on_gpu(point("tiny"), SMALL_GPU)
-    assert not runs_on_gpu(point("tiny", device="cpu"), SMALL_GPU)
 
 
 @pytest.mark.parametrize(
@@ -132,46 +147,11 @@ def test_other_stages_have_a_need_too():
         predict(make_point({"model": "7B", "dp": 1, **each}), True) for each in fields
     )
     states = 16 * 5_948_837_888
-    assert second.device_bytes > states > offloaded.device_bytes
-    assert offloaded.host_bytes > 18 * 5_948_837_888 > second.host_bytes
-    assert third.device_bytes > states
-    assert params.device_bytes < offloaded.device_bytes
-    assert ranks.device_bytes < 0.6 * second.device_bytes
-
-
-@pytest.mark.parametrize("policy", ["dynamic", "auto", "all-device"])
-def test_every_policy_of_the_plugin_has_a_need(monkeypatch, policy):
-    def change(point):
-        return deepspeed_config(point) | {
-            "deep_optimizer_states": {"enabled": True, "policy": policy}
-        }
-
-    monkeypatch.setattr(workloads, "deepspeed_config", change)
-    need = predict(point("7B"), True)
-    assert need.device_bytes > 3 * 14 * DEFAULT_TILE_NUMEL
-    assert memory_text(point("7B"), H100_NODE).endswith("fits this machine")
-    assert "(as on a GPU of profile h200x1; none here)" in memory_text(
-        point("7B", device="cuda"), LAPTOP
-    )
-
-
-IMDB = load_study("imdb")
-FILM_REVIEWS = TRAINERS["lightning"]()
-PUBLISHED_GB = 7.4
-"""Published of the text's card, an RTX 3090 of 24 GB, without DeepSpeed."""
-
-
-def test_all_ten_strategies_for_film_reviews_fit_the_card_of_their_text():
-    """A classifier has no logits over the vocabulary, which are most of what a GPT takes here."""
-    points = load_sweep("strategies", IMDB).points(None)[:10]
-    card = Machine(host_free_bytes=64 * GIB, gpu_free_bytes=(24 * GIB,))
-    assert len({each.engine for each in points}) == 10
-    for each in points:
-        assert fit.shortages(each, card, FILM_REVIEWS) == []
-        text = fit.memory_text(each, card, FILM_REVIEWS)
-        assert text.startswith("predicted host"), text
-    need = fit.predict(points[0], True, FILM_REVIEWS)
-    assert need.device_bytes / 1e9 == pytest.approx(PUBLISHED_GB, rel=0.15)
+    assert second[1] > states > offloaded[1]
+    assert offloaded[0] > 18 * 5_948_837_888 > second[0]
+    assert third[1] > states
+    assert params[1] < offloaded[1]
+    assert ranks[1] < 0.6 * second[1]
 
 
 PIPELINES = load_study("optimus-cc")
@@ -187,13 +167,12 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     """In 1F1B the first stages keep more micro-batches, the last one has the logits."""
     each = staged("gpt2-2.5B", tp=8, pp=4, dp=2, global_batch_size=512, micro_batch_size=8)
     text = fit.memory_text(each, Machine(10_000 * GIB, (80 * GIB,) * 64), STAGES)
-    need = fit.predict(each, True, STAGES)
-    stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
-    assert f"(a rank of each stage: {stages} GiB): fits this machine" in text
-    assert list(need.stages) == sorted(need.stages, reverse=True)
-    assert need.device_bytes == need.stages[0]
+    assert text.endswith(" GiB: fits this machine")
+    stages = [peaks_of(setting, True).device_bytes for setting in STAGES.settings(each, True)]
+    assert stages == sorted(stages, reverse=True)
+    assert fit.needed_bytes(each, True, STAGES)[1] == int(MARGIN * stages[0])
     state = 16 * each.model.num_parameters(8) / 8 / 4  # fp32: weight, gradient and two moments
-    assert all(num_bytes > MARGIN * state for num_bytes in need.stages)
+    assert min(stages) > state
     [first, *_] = STAGES.settings(each, True)
     messages = 4 * each.model.seq_length * 8 * each.model.hidden
     arrays = {array.name: array.num_bytes for array in arrays_of(first, True)}
@@ -227,3 +206,240 @@ def test_what_compression_keeps_is_part_of_the_need(engine, first, last):
     kept = [each.compression_bytes > 0 for each in packed]
     assert (kept[0], kept[-1]) == (bool(first), bool(last))
     assert not any(each.compression_bytes for each in plain)
+
+
+INSTALLED = metadata.version("deepspeed")
+MEGATRON, OWN = MegatronDeepSpeed.name, OwnTrainer.name
+CPU = Machine(20 * GIB)
+GPU = Machine(160 * GIB, (80 * GIB,))
+GPUS = Machine(500 * GIB, (80 * GIB,) * 4)
+
+
+@pytest.fixture
+def options(tmp_path):
+    return RunOptions(tmp_path, "s")
+
+
+def mine(row, **fields):
+    """A point of the default study, whose engine `mine` is the given row."""
+    table = default_study().model_dump(mode="json", exclude_unset=True)
+    table["engines"]["mine"] = {"title": "mine", "tag": "M", **row}
+    study = study_from({**table, "name": "mine"}, "here")
+    return study.make_point({"model": "tiny", "engine": "mine", **fields})
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Studies that came with runs have no models of their own."""
+    tiny, defaults = default_study().load_model("tiny")
+    monkeypatch.setattr("configs.study.Study.load_model", lambda _self, _name: (tiny, defaults))
+
+
+@pytest.mark.usefixtures("models")
+class TestNeeds:
+    @pytest.mark.parametrize(
+        ("needs", "machine", "fields", "words"),
+        [
+            (["gpu"], CPU, {}, ["needs a GPU, and this run has none"]),
+            (["gpu"], GPU, {"device": "cpu"}, ["needs a GPU, and this run has none"]),
+            (["gpu"], GPU, {}, []),
+            (["two-ranks"], CPU, {}, ["needs two ranks or more, and tp x pp x dp is one"]),
+            (["two-ranks"], CPU, {"tp": 2}, []),
+            (["deepspeed>=0.1"], CPU, {}, []),
+            (
+                ["deepspeed>=99"],
+                CPU,
+                {},
+                [f"needs deepspeed>=99, and {INSTALLED} is installed"],
+            ),
+            (["no-such>=1"], CPU, {}, ["needs no-such>=1, and no-such is not installed"]),
+        ],
+    )
+    def test_what_a_machine_lacks_is_named(self, options, needs, machine, fields, words):
+        assert lacks(mine({"needs": needs}, **fields), machine, options) == words
+
+    def test_hosts_that_are_not_this_one_are_not_judged_by_it(self, options, monkeypatch):
+        monkeypatch.setattr(Launcher, "is_far", True)
+        assert lacks(mine({"needs": ["gpu", "no-such>=1"]}), CPU, options) == []
+
+    def test_fp16_is_refused_where_deepspeed_has_none(self, options, monkeypatch):
+        slow = Machine(20 * GIB, half_types=lambda: frozenset({"bf16"}))
+        half, others = mine({}, dtype="fp16"), [mine({}, dtype=t) for t in ("bf16", "fp32")]
+        words = "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
+        assert lacks(half, slow, options) == [words]
+        assert [lacks(one, slow, options) for one in others] == [[], []]
+        assert lacks(half, CPU, options) == lacks(half, GPU, options) == []
+        monkeypatch.setattr(Launcher, "is_far", True)
+        assert lacks(half, slow, options) == []
+
+    def test_the_trainer_of_a_row_is_the_only_one_that_runs_it(self, options):
+        assert lacks(mine({"trainer": OWN}), CPU, options) == []
+        with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):
+            refuse_what_cannot_run(mine({"trainer": MEGATRON}), CPU, options)
+
+
+def test_results_of_another_study_have_a_folder_of_its_own(tmp_path):
+    table = default_study().model_dump(mode="json", exclude_unset=True)
+    other = study_from({**table, "name": "other"}, "here")
+    assert results_of(tmp_path, default_study()) == tmp_path
+    assert results_of(tmp_path, other) == tmp_path / "other"
+
+
+STAGED = load_study("optimus-cc")
+
+
+def linked(**fields):
+    return STAGED.make_point({"model": "tiny", "link_mbit": 20, **fields})
+
+
+class TestLinks:
+    @pytest.fixture(autouse=True)
+    def possible(self, monkeypatch):
+        monkeypatch.setattr(namespaces, "unavailable", lambda: "")
+
+    @staticmethod
+    def lack(one, machine=CPU, **options):
+        found = lacks(one, machine, RunOptions(Path("r"), "s", **options))
+        return [text for text in found if "link_mbit" in text]
+
+    def test_there_is_no_reason_where_links_can_be_made_or_are_not_asked_for(self):
+        assert self.lack(linked()) == []
+        assert self.lack(linked(device="cpu"), GPU) == []
+        assert self.lack(linked(link_mbit=0), GPU) == []
+
+    @pytest.mark.parametrize(
+        ("fields", "machine", "options", "reason"),
+        [
+            ({"pp": 1, "dp": 1}, CPU, {}, "one rank has no link to another"),
+            ({}, CPU, {"launcher": Launcher(nnodes=2)}, "leave out --launcher"),
+            ({}, CPU, {"launcher": Launcher("deepspeed")}, "leave out --launcher"),
+            ({}, GPU, {}, "GPUs of one machine exchange through its memory"),
+            ({"device": "cuda"}, CPU, {}, "GPUs of one machine exchange through its memory"),
+        ],
+    )
+    def test_one_reason_names_field_value_and_remedy(self, fields, machine, options, reason):
+        (found,) = self.lack(linked(**fields), machine, **options)
+        assert found.startswith("link_mbit = 20: ")
+        assert reason in found
+        assert "give link_mbit = 0" in found
+
+    def test_what_the_machine_lacks_is_said_before_anything_starts(self, monkeypatch):
+        monkeypatch.setattr(namespaces, "unavailable", lambda: "only root may")
+        assert self.lack(linked()) == [
+            "link_mbit = 20: only root may; run it as root on a Linux with iproute2 and "
+            "util-linux, or give link_mbit = 0 for links as they are"
+        ]
+
+
+BASIC = load_sweep("basic")
+SLOW = Machine(20 * GIB, half_types=frozenset)
+NATIVE = Machine(20 * GIB, half_types=lambda: frozenset({"bf16"}))
+UNASKED = Machine(20 * GIB, half_types=lambda: pytest.fail("torch was asked for nothing"))
+UNASKED_GPU = Machine(160 * GIB, (80 * GIB,), UNASKED.half_types)
+
+
+def planned(machine, *arguments, sweep=BASIC):
+    given = build_parser(sweep.study).read(arguments)
+    return make_plan(sweep, given, machine)
+
+
+def chosen(plan):
+    """The types of a plan's points, and why those that this machine decided have theirs."""
+    types, reasons = {p.dtype for p in plan.points}, plan.options.dtype_reasons
+    assert set(reasons) in (set(), {p.name for p in plan.points})
+    return types, set(reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "expected"),
+    [
+        (SLOW, [], ({"fp32"}, {NO_PRODUCT})),
+        (SLOW, ["--engines", "vanilla,dynamic,auto"], ({"fp32"}, {NO_PRODUCT})),
+        (NATIVE, [], ({"bf16"}, set())),
+        (UNASKED, ["--dtype", "bf16"], ({"bf16"}, set())),
+        (UNASKED, ["--dtype", "fp16"], ({"fp16"}, set())),
+        (UNASKED, ["--model", "1.3B"], ({"bf16"}, set())),
+        (UNASKED_GPU, ["--size", "tiny"], ({"bf16"}, set())),
+    ],
+)
+def test_the_small_form_has_the_type_that_the_processor_multiplies(machine, arguments, expected):
+    assert chosen(planned(machine, *arguments)) == expected
+
+
+def test_types_that_a_study_names_stay():
+    imdb = load_study("imdb")
+    assert chosen(planned(UNASKED, sweep=load_sweep("strategies", imdb))) == ({"fp32"}, set())
+    ladder = load_sweep("ladder", load_study("zero-ladder"))
+    assert chosen(planned(UNASKED, sweep=ladder)) == ({"fp32", "bf16", "fp16"}, set())
+
+
+def test_a_config_of_the_users_own_decides_the_type(tmp_path):
+    config = tmp_path / "mine.json"
+    config.write_text('{"bf16": {"enabled": true}}')
+    plan = planned(SLOW, "--deepspeed-config", str(config))
+    assert chosen(plan) == ({"bf16"}, set())
+    assert not any(map(plan.options.trainer.refuse, plan.points))
+
+
+def test_other_hosts_are_not_judged_by_this_one(monkeypatch):
+    monkeypatch.setattr(Launcher, "is_far", True)
+    assert chosen(planned(UNASKED)) == ({"bf16"}, set())
+
+
+def test_the_installed_torch_knows_the_questions():
+    import torch
+
+    for name in HALF_TYPES:
+        assert getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")() in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("torch", "found"),
+    [
+        ("class mkldnn: _is_mkldnn_bf16_supported = lambda: True", {"bf16"}),
+        (
+            "class mkldnn: _is_mkldnn_fp16_supported = _is_mkldnn_bf16_supported = lambda: True",
+            HALF_TYPES,
+        ),
+        ("class mkldnn:\n  def _is_mkldnn_bf16_supported(): raise RuntimeError", set()),
+        ("class mkldnn: pass", set()),
+        ("raise ImportError", HALF_TYPES),
+    ],
+)
+def test_torch_is_asked_in_a_process_of_its_own(torch, found, tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text(f"{torch}\nclass ops: mkldnn = mkldnn\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    loaded = "torch" in sys.modules
+    assert ask_half_types.__wrapped__() == found
+    assert ("torch" in sys.modules) == loaded
+
+
+def seconds(**fields):
+    return estimate(make_point({"model": "7B", **fields}), GPUS).seconds
+
+
+def test_more_work_takes_longer():
+    assert seconds(iterations=40) > seconds()
+    assert seconds(accumulation=8) > seconds()
+    assert seconds(hog_share=0.8) > seconds()
+    assert estimate(make_point({"model": "7B"}), CPU).seconds is None
+
+
+def test_what_ran_before_goes_before_any_prediction():
+    class Before:
+        point_key = f"{settings_key(make_point({'model': 'tiny'}))}-data"
+        status = "ok"
+        seconds = 12.5
+
+    found = estimate(make_point({"model": "tiny"}), CPU, [Before()])
+    assert (found.seconds, found.how) == (12.5, "as it took before")
+
+
+def test_a_run_that_the_model_does_not_know_is_not_predicted_on_gpus(monkeypatch):
+    def change(point):
+        return deepspeed_config(point) | {"zero_optimization": {"stage": 1}}
+
+    monkeypatch.setattr(workloads, "deepspeed_config", change)
+    found = estimate(make_point({"model": "tiny", "seed": 77}), GPUS)
+    assert found.seconds is None
+    assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")

@@ -3,30 +3,22 @@
 import re
 
 import pytest
-import torch
-from kept_memory import saved_bytes
 
 from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import write_json
-from configs.schema import Model
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
-from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.data import look_at
-from launch.execute import describe
-from launch.fit import Machine
-from launch.frameworks.imdb import files
-from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-from launch.frameworks.imdb.program import require_reviews
-from launch.records.run_folder import RunFolder
+from launch.execute import RunOptions, Task, describe
+from launch.fit import Machine, memory_text
+from launch.frameworks.imdb import reviews
 from launch.sweep import main
-from launch.task import RunOptions, Task
 from launch.trainer.runfile import read_run_file
 from launch.trainers import trainer_of
-from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer, encoder_of
+from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer
 
 STUDY = load_study("imdb")
 TRAINER = LightningTrainer()
@@ -49,11 +41,6 @@ def test_a_study_whose_engines_need_one_trainer_gets_it_unasked():
     assert trainer_of(given("--trainer", "megatron-core"), STUDY).name == "megatron-core"
 
 
-def test_an_option_of_another_trainer_is_refused_beside_the_studys_own():
-    with pytest.raises(ConfigError, match="--continue-from goes with --trainer megatron-core"):
-        trainer_of(given("--continue-from", "x"), STUDY)
-
-
 @pytest.mark.parametrize("name", sweep_names(STUDY))
 @pytest.mark.parametrize("form", ["full", "tiny"])
 def test_every_point_of_the_study_can_be_run(name, form):
@@ -68,6 +55,7 @@ def test_each_strategy_is_deepspeeds_config_of_its_own():
     for engine in STUDY.engines:
         config = TRAINER.ds_config(point(engine=engine))
         zero = config.get("zero_optimization", {})
+        assert not config.keys() & set(LIGHTNINGS_OWN)
         devices = [
             zero.get(key, {}).get("device", "none")
             for key in ("offload_optimizer", "offload_param")
@@ -94,12 +82,6 @@ def test_ours_differs_from_what_it_is_held_against_by_its_own_block_alone():
     ours.pop("deep_optimizer_states")
     assert ours == twin
     assert STUDY.engines["deep-optimizer-states"].equals == "deepspeed-stage-3-offload-optimizer"
-
-
-def test_lightnings_own_keys_are_left_to_it():
-    for engine in STUDY.engines:
-        config = TRAINER.ds_config(point(engine=engine, clip_grad=1.0))
-        assert not config.keys() & set(LIGHTNINGS_OWN)
 
 
 @pytest.mark.parametrize(
@@ -129,25 +111,22 @@ def test_another_studys_point_is_refused_for_its_fields():
 
 
 def test_a_task_carries_the_reviews_that_were_made_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CACHE", tmp_path)
+    monkeypatch.setattr(reviews, "CACHE", tmp_path)
     options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
     [task] = Task.each([point()], options)
     assert task.data_prefix.endswith("/synthetic-reviews")
-    assert files.read(task.data_prefix)["train"]
+    assert reviews.read(task.data_prefix).splits["train"]
     found = look_at(task.data_prefix)
     assert (found.name, found.vocab_size) == (
         "synthetic-reviews",
-        files.read(task.data_prefix).vocab_size,
+        reviews.read(task.data_prefix).vocab_size,
     )
 
 
-def test_the_trainer_knows_all_reviews_that_can_be_made():
-    assert set(TRAINER.own_data) == set(files._SOURCES)
-
-
 def test_a_dry_run_makes_and_fetches_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(reviews, "CACHE", tmp_path / "cache")
     options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
+    assert set(TRAINER.own_data) == set(reviews.SOURCES)
     for name in TRAINER.own_data:
         text = describe(point(data_prefix=name), Machine(2**34), options)
         assert f"{name}, made or fetched when they are first needed" in text
@@ -161,8 +140,8 @@ def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeyp
     def fetch_nothing(*_):
         raise AssertionError("a dry run makes and fetches no data")
 
-    monkeypatch.setattr(files, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(files, "_SOURCES", dict.fromkeys(files._SOURCES, fetch_nothing))
+    monkeypatch.setattr(reviews, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(reviews, "SOURCES", dict.fromkeys(reviews.SOURCES, fetch_nothing))
     words = ["--study", "imdb", "--size", size, "--dry-run", "--results-dir", str(tmp_path)]
     assert main(words) == 0
     told = capsys.readouterr().out
@@ -173,18 +152,11 @@ def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeyp
 
 
 def test_a_vocabulary_that_is_too_small_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CACHE", tmp_path)
+    monkeypatch.setattr(reviews, "CACHE", tmp_path)
     small = point()
     small = small.model_copy(update={"model": small.model.model_copy(update={"vocab_size": 300})})
     with pytest.raises(ConfigError, match=r"needs a vocabulary of .* model\.vocab_size = 300"):
         Task.each([small], RunOptions(tmp_path / "results", "x", trainer=TRAINER))
-
-
-def test_it_has_ended_when_its_metrics_say_so(tmp_path):
-    folder = RunFolder(tmp_path, "log-x.log")
-    assert not TRAINER.has_ended(folder, point())
-    folder.metrics.write_text('{"event": "end"}\n')
-    assert TRAINER.has_ended(folder, point())
 
 
 def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
@@ -198,36 +170,12 @@ def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
     }
     write_json(tmp_path / "run.json", table)
     write_json(tmp_path / "ds_config.json", TRAINER.ds_config(made))
-    with pytest.raises(ConfigError, match=r"reviews\.manifest\.json is missing"):
-        read_run_file(tmp_path / "run.json", None, require_reviews)
-    write_json(tmp_path / "reviews.manifest.json", {})
-    run = read_run_file(tmp_path / "run.json", None, require_reviews)
+    for end in (".bin", ".idx"):
+        prefix.with_suffix(end).touch()
+    run = read_run_file(tmp_path / "run.json")
     assert (run.point, run.ds_config, run.data_prefix) == (made, {}, prefix)
-    assert run.run_dir == tmp_path.resolve()
 
 
-@pytest.mark.parametrize("dropout", [0.2, 0.0])
-def test_the_encoder_keeps_what_is_predicted(dropout):
-    """Without dropout a CPU's attention writes no scores either, as a GPU's does with it."""
-    on_gpu = not dropout
-    sizes = {"hidden": 96, "ffn": 200, "layers": 3, "heads": 6}
-    model = Model(name="x", **sizes, kv_heads=6, seq_length=64, vocab_size=300)
-    real = SentimentEncoder(300, 1, Shape(**sizes, max_length=64, dropout=dropout)).train()
-    found = encoder_of(model, on_gpu)
-    assert found.tensors == [parameter.numel() for parameter in real.parameters()]
-    tokens = torch.randint(2, 300, (2, 64))
-    saved = saved_bytes(real, lambda: real(tokens, torch.ones_like(tokens, dtype=torch.bool)))
-    sample = found.kept(4, 64, on_gpu)
-    assert sample.logits == 0
-    kept = 2 * model.layers * sample.layer
-    if on_gpu:
-        # No masks of a byte, and what would be dropped from is not copied.
-        kept -= model.layers * tokens.numel() * (2 * model.hidden + model.ffn + 4 * model.ffn)
-    else:
-        kept += 2 * sample.head
-    assert kept == pytest.approx(saved, rel=0.035)
-
-
-def test_a_study_without_dropout_gets_no_prediction_and_is_told():
-    with pytest.raises(WorkloadError, match="dropout: the study has no such field"):
-        TRAINER.settings(default_study().make_point({"model": "tiny"}), True)
+def test_its_memory_is_not_predicted_which_is_said():
+    text = memory_text(point(), Machine(2**34), TRAINER)
+    assert "--trainer lightning: its memory is not predicted" in text

@@ -71,16 +71,9 @@ def test_the_plugin_is_installed_where_the_config_asks_for_it(checkout, tmp_path
     assert done.stderr == ("installed\n" if enabled else "")
 
 
-def test_the_launchers_local_rank_becomes_a_flag(checkout):
-    assert json.loads(run(checkout, LOCAL_RANK="1").stdout)["argv"][1:] == ["--local_rank=1"]
-    given = run(checkout, "--local-rank=0", LOCAL_RANK="1")
+def test_the_launchers_variables_become_what_the_script_and_deepspeed_read(checkout):
+    said = json.loads(run(checkout, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").stdout)
+    assert (said["argv"][1:], said["local_size"]) == (["--local_rank=1"], "2")
+    given = run(checkout, "--local-rank=0", LOCAL_RANK="1", ENDS_WITH="3")
     assert json.loads(given.stdout)["argv"][1:] == ["--local-rank=0"]
-
-
-def test_the_scripts_exit_code_is_the_runs(checkout):
-    assert run(checkout, ENDS_WITH="3").returncode == 3
-
-
-def test_deepspeed_learns_how_many_cpus_there_are(checkout):
-    done = run(checkout, LOCAL_WORLD_SIZE="2", LOCAL_RANK="1")
-    assert json.loads(done.stdout)["local_size"] == "2"
+    assert given.returncode == 3

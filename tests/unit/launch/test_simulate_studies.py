@@ -4,15 +4,14 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import load_study, study_names
-from configs.sweep import load_sweep
 from launch.sweep import main
 
 WHY_NOT = {
-    "imdb": "zero_optimization.stage = ",
+    "imdb": "model = 'roberta-small': ",
     "optimus-cc": "pp = 4: the performance model knows no pipeline; `python -m optimus_cc",
-    "zero-ladder": "zero_optimization.stage = ",
+    "zero-ladder": "model = 'gpt2': ",
 }
-"""Studies of which the performance model knows no point, and what their line begins to say."""
+"""Studies of which the performance model knows no point, and what their line says."""
 
 
 @pytest.mark.parametrize("name", study_names())
@@ -25,14 +24,13 @@ def test_a_shipped_study_is_simulated_or_says_in_a_line_why_not(name, tmp_path, 
         return
     study = load_study(name)
     sweep = study.default_sweep
-    number = len(load_sweep(sweep, study).points(None))
     with pytest.raises(ConfigError) as caught:
         main(words)
     message = str(caught.value)
     assert message.startswith(
-        f"--simulate: sweep '{sweep}' of study '{name}' has {number} points and none can be "
-        f"predicted: {WHY_NOT[name]}"
+        f"--simulate: no point of sweep '{sweep}' of study '{name}' can be predicted: "
     )
+    assert WHY_NOT[name] in message
     assert "\n" not in message
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []

@@ -3,9 +3,9 @@ import shutil
 
 import pytest
 
+from configs import cli
 from configs.errors import ConfigError
-from launch import cli
-from launch.records.run_folder import Driver
+from launch.records import Driver
 from launch.status import main, sweep_status
 
 
@@ -79,22 +79,13 @@ def test_a_sweep_without_failures_gives_zero(sweep, capsys):
     assert main([str(sweep)]) == 0
 
 
-@pytest.mark.parametrize("text", [None, "{not json"])
-def test_what_is_no_sweep_is_said(tmp_path, text):
-    if text is not None:
-        (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"no sweep in it|cannot be read"):
-        main([str(tmp_path)])
-
-
-def test_what_was_only_simulated_is_said_to_be(tmp_path, capsys):
-    folder = tmp_path / "simulated-h100x4" / "stride"
-    folder.mkdir(parents=True)
-    (folder / "sweep.json").write_text(json.dumps({"name": "stride", "source": "simulated"}))
-    with pytest.raises(ConfigError, match="only simulated sweeps in it"):
-        main([str(tmp_path)])
-    assert main([str(folder)]) == 0
-    assert capsys.readouterr().out == f"stride: simulated, nothing was run  ({folder})\n"
+def test_what_is_no_sweep_or_only_simulated_is_said(tmp_path):
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no sweep was run in it"):
+            main([str(tmp_path)])
+        folder = tmp_path / "simulated-h100x4" / "stride"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sweep.json").write_text(json.dumps({"name": "stride", "source": "simulated"}))
 
 
 def test_sweeps_of_other_studies_are_shown_and_simulated_ones_are_not(sweep, capsys):
@@ -126,26 +117,11 @@ def test_runs_that_no_sweep_asked_for_are_shown(sweep, capsys):
     assert "going   iteration 7 of 20" in capsys.readouterr().out
 
 
-DAMAGES = [
-    ("{not json", "cannot be read"),
-    ("[1]", "is no index of a sweep"),
-    ('{"points": 3}', "is no index of a sweep"),
-    ('{"runs": [7]}', "is no index of a sweep"),
-    ('{"points": [{"repeats": "x"}]}', "'repeats' of a point is no whole number"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), DAMAGES)
-def test_a_damaged_index_is_named_and_hides_no_other_sweep(sweep, capsys, text, words):
-    other = sweep.parent / "other"
-    other.mkdir()
-    (other / "sweep.json").write_text(text)
+@pytest.mark.parametrize("text", ["{not json", "[1]", '{"points": 3}', '{"runs": [7]}'])
+def test_without_an_index_that_can_be_read_the_runs_are_shown(sweep, capsys, text):
+    (sweep / "sweep.json").write_text(text)
     assert main([str(sweep.parent)]) == 1
-    out = capsys.readouterr().out
-    assert f"other: {other / 'sweep.json'}: {words}" in out
-    assert "mine: 2 ok" in out
-    with pytest.raises(ConfigError, match=words):
-        main([str(other)])
+    assert "mine: 1 oom-host, 1 ok, 1 running, 1 interrupted  (" in capsys.readouterr().out
 
 
 def test_paths_cannot_steer_the_terminal(sweep, capsys):
@@ -156,5 +132,5 @@ def test_paths_cannot_steer_the_terminal(sweep, capsys):
     shutil.rmtree(odd)
     assert cli.run_command(lambda: main([str(odd)])) == 2
     captured = capsys.readouterr()
-    assert "a?[2Jb: no sweep in it" in captured.err
+    assert "a?[2Jb: no sweep was run in it" in captured.err
     assert "\x1b" not in captured.out + captured.err

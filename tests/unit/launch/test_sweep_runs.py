@@ -1,26 +1,34 @@
 """Runs of a sweep, ended in every way by the fake trainer."""
 
+import fcntl
 import json
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from processes import wait_for
 
 from configs.study import make_point
 from configs.sweep import make_sweep
-from deep_optimizer_states import stale_locks
-from deep_optimizer_states.predict.memory.peaks import GIB
-from launch import sweep_runner, task as task_module
-from launch.estimate import TimeLimit
-from launch.fit import NO_PRODUCT, Machine, dtype_text
-from launch.records.ledger import Choice
-from launch.records.run_folder import Status
+from deep_optimizer_states.predict.memory import GIB
+from launch import execute as task_module, sweep_runner
+from launch.execute import execute
+from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Machine
+from launch.process.turn import LOCK_VARIABLE
+from launch.records import Choice, Driver, Status
 from launch.sweep import dry_run, main
-from launch.sweep_runner import Progress, Request, run_all, summary
+from launch.sweep_runner import Progress, Request, run_all
 from parse.records import LogError
 
 NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
 TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
 CPU = Machine(20 * GIB)
+
+
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path, monkeypatch):
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
 
 
 def index_of(plan):
@@ -33,32 +41,15 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("sweep 'basic': 3 points, about ")
+    assert out[0].startswith("sweep 'basic': 3 points, of unknown time")
     assert out[1] == "[1/3] tiny vanilla: started"
     assert out[2].startswith("[1/3] tiny vanilla: ok in ")
     assert out[2].endswith("last loss 7.0")
     assert "ValueError: the trainer's own words" in out[4]
 
 
-def test_a_lock_that_a_killed_build_left_is_taken_away_and_said(
-    plan, fake_trainer, tmp_path, monkeypatch, capsys
-):
-    """The ranks would wait for it in silence until the run is ended as hung."""
-    lock = tmp_path / "ops" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
-    # Whatever file system the tests lie on.
-    monkeypatch.setattr(stale_locks, "_unseen", lambda *_: "")
-    run_all(plan(fake_trainer("ok")), Request(chosen=frozenset(NAMES[:1])))
-    assert not lock.exists()
-    assert f"{lock}: removed; a build of cpu_adam that was killed" in capsys.readouterr().out
-
-
 def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
     run_all(plan(fake_trainer("async-gradients=fail")), Request())
-    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.RESUME))
-    assert (kept.ok, kept.skipped) == (0, 3)
     the_plan = plan(fake_trainer("ok"))
     progress = run_all(the_plan, Request())
     assert (progress.ok, progress.skipped) == (1, 2)
@@ -68,32 +59,27 @@ def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, caps
     assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
 
 
-def test_changed_data_make_it_another_point(plan, fake_trainer, tmp_path):
-    run_all(plan(fake_trainer("ok")), Request())
-    (tmp_path / "data.bin").write_bytes(b"other tokens")
-    progress = run_all(plan(fake_trainer("ok")), Request())
-    assert (progress.ok, progress.skipped) == (3, 0)
-
-
 def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatch):
     """A commit of documents, files of the user's in the checkout."""
-    facts = task_module.machine_and_checkout()
+    facts = task_module.identity.machine_and_checkout()
     for commit in ("1", "2"):
         git = {"git": {"commit": commit, "dirty": True, "changes_sha256": commit}}
-        monkeypatch.setattr(task_module, "machine_and_checkout", lambda git=git: facts | git)
+        monkeypatch.setattr(
+            task_module.identity, "machine_and_checkout", lambda git=git: facts | git
+        )
         progress = run_all(plan(fake_trainer("ok")), Request())
     assert (progress.ok, progress.skipped) == (0, 3)
 
 
 def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, monkeypatch, capsys):
     code, why = {"launch/trainer/loop.py": "0"}, "code changed: launch/trainer/loop.py"
-    monkeypatch.setattr(task_module, "code_of", lambda _entries: code)
+    monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: code)
     run_all(plan(fake_trainer("ok")), Request())
     assert "[1/3] tiny vanilla: started\n" in capsys.readouterr().out
     code["launch/trainer/loop.py"] = "1"
     kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.KEEP))
     assert (kept.ok, kept.skipped) == (0, 3)
-    assert "done before with other code, versions or processors (log-" in capsys.readouterr().out
+    assert "[1/3] tiny vanilla: kept (log-" in capsys.readouterr().out
     runs = index_of(plan(fake_trainer("ok")))["runs"]
     assert [run["older"] for run in runs] == [why] * 3
     progress = run_all(plan(fake_trainer("ok")), Request())
@@ -131,8 +117,6 @@ def test_a_run_that_ends_without_having_trained_has_failed(plan, fake_trainer, c
     status = next(the_plan.folder.glob("log-*async1-opt_gaps0/run-001/status.json"))
     record = json.loads(status.read_text())
     assert (record["status"], record["exit_code"]) == ("frozen", 1)
-    # As other failures they stay on --resume and are tried again otherwise.
-    assert run_all(plan(fake_trainer("falls")), Request(choice=Choice.RESUME)).skipped == 3
     assert run_all(plan(fake_trainer("falls")), Request()).ok == 2
 
 
@@ -140,19 +124,15 @@ def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_train
     def unreadable(path):
         raise LogError(f"{path}: cannot be read")
 
-    monkeypatch.setattr("launch.verdict.read_log", unreadable)
+    monkeypatch.setattr("launch.derive.read_log", unreadable)
     assert run_all(plan(fake_trainer("vanilla=nan")), Request()).ok == 3
 
 
-def test_a_damaged_index_is_named_and_made_anew(plan, fake_trainer, capsys):
+def test_a_damaged_index_is_made_anew(plan, fake_trainer):
     the_plan = plan(fake_trainer("ok"))
     run_all(the_plan, Request())
-    capsys.readouterr()
     (the_plan.folder / "sweep.json").write_text('{"points": ')
     assert run_all(the_plan, Request()).skipped == 3
-    out = capsys.readouterr().out
-    assert out.startswith(f"{the_plan.folder / 'sweep.json'}: cannot be read (")
-    assert "makes it anew from the run folders" in out
     assert len(index_of(the_plan)["runs"]) == 3
 
 
@@ -172,12 +152,6 @@ def test_repeats_alternate(plan, fake_trainer, capsys):
     assert "[3/4] tiny vanilla repeat 2: started" in capsys.readouterr().out
 
 
-def test_chosen_points_alone_are_run(plan, fake_trainer):
-    the_plan = plan(fake_trainer("ok"))
-    run_all(the_plan, Request(chosen=frozenset(NAMES[1:2])))
-    assert [run["name"] for run in index_of(the_plan)["runs"]] == NAMES[1:2]
-
-
 def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
     grid = {"dp": [1, 64], "accumulation": 1}
     big = make_sweep({"name": "big", "model": "tiny", "grid": grid, "engines": [{"engine": "v"}]})
@@ -186,19 +160,47 @@ def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_tra
     assert "left out: about" in capsys.readouterr().out
 
 
-def test_with_too_little_time_left_a_point_is_left_out_and_says_so(plan, fake_trainer, capsys):
-    the_plan, now = plan(fake_trainer("ok")), [0.0]
-    limit = TimeLimit(10_000, lambda: now[0])
-    assert run_all(the_plan, Request(time_limit=limit)).ok == 3
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the runner, in s; nothing but the test lets it pass."""
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(sweep_runner, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+def test_with_too_little_time_left_a_point_is_left_out_and_says_so(
+    plan, fake_trainer, clock, capsys
+):
+    the_plan, request = plan(fake_trainer("ok")), Request(deadline_s=10_000)
+    assert run_all(the_plan, request).ok == 3
     # Their times are known now; so many seconds are left as no run takes.
-    now[0] = 10_000 - 1e-9
-    progress = run_all(the_plan, Request(choice=Choice.AGAIN, time_limit=limit))
+    clock.s = 10_000 - 1e-9
+    progress = run_all(the_plan, replace(request, choice=Choice.AGAIN))
     assert (progress.ok, progress.unfit, progress.failed) == (0, 3, 0)
     assert "left out: it takes about" in capsys.readouterr().out.splitlines()[-1]
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "ok", "ok"]
 
 
-def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
+def test_a_rough_estimate_gives_way_to_the_runs_of_this_call(
+    plan, fake_trainer, clock, monkeypatch
+):
+    monkeypatch.setattr(sweep_runner, "estimate", lambda *_: Estimate(5.0, "rough"))
+    tasks = []
+
+    def executed(task, options, watch):
+        tasks.append(task)
+        return SimpleNamespace(
+            status=Status("ok", seconds=30.0),
+            folder=SimpleNamespace(last_loss=lambda: 1.0),
+            stop_signal=None,
+        )
+
+    monkeypatch.setattr(sweep_runner, "execute", executed)
+    progress = run_all(plan(fake_trainer("ok")), Request(deadline_s=20.0))
+    assert (len(tasks), progress.ok, progress.unfit) == (1, 1, 2)
+
+
+def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypatch):
     the_plan = plan(fake_trainer("hang"))
     given = []
 
@@ -206,11 +208,10 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
         given.append(options.timeout_s)
         raise OSError("not started here")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_runner, "execute", executed)
-        run_all(the_plan, Request(time_limit=TimeLimit(500, lambda: 0.0)))
-        timed = replace(the_plan, options=replace(the_plan.options, timeout_s=60.0))
-        run_all(timed, Request(time_limit=TimeLimit(500, lambda: 0.0)))
+    monkeypatch.setattr(sweep_runner, "execute", executed)
+    run_all(the_plan, Request(deadline_s=500.0))
+    timed = replace(the_plan, options=replace(the_plan.options, timeout_s=60.0))
+    run_all(timed, Request(deadline_s=500.0))
     assert given == [500.0] * 3 + [60.0] * 3
 
 
@@ -261,9 +262,9 @@ def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsy
         f"runs     no: done before ({the_plan.points[1].log_name[:-4]}/run-001)",
         f"runs     yes: failed before ({the_plan.points[2].log_name[:-4]}/run-001)",
     ]
-    assert "sweep 'basic': 3 points, 2 of 3 runs left, about " in out
-    monkeypatch.setattr(task_module, "code_of", lambda _entries: {"x.py": "1"})
-    dry_run(the_plan, NAMES[1:2], Request())
+    assert "sweep 'basic': 3 points, 2 of 3 runs left, of unknown time" in out
+    monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: {"x.py": "1"})
+    dry_run(the_plan, NAMES[1:2], Request(chosen=frozenset(NAMES[1:2])))
     assert "runs     yes: code changed: " in capsys.readouterr().out
 
 
@@ -280,10 +281,10 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     assert not call(CPU, "--only", "vanilla")[0].startswith("type")
     slow = replace(CPU, half_types=frozenset)
     out = call(slow)
-    assert out[0] == dtype_text({"": NO_PRODUCT})
-    assert out[1].startswith("sweep 'basic': 3 points, about 3")
+    assert out[0] == DTYPE_TEXT
+    assert out[1].startswith("sweep 'basic': 3 points, ")
     where = next((tmp_path / "r" / "basic").glob("log-*flush_async0*")).name
-    assert out[2] == f"[1/3] tiny vanilla: started: type is fp32, was bf16 in {where}/run-001"
+    assert out[2] == "[1/3] tiny vanilla: started"
     assert "[2/3] tiny async-gradients: started" in out
     folder = tmp_path / "r" / "basic"
     runs = json.loads((folder / "sweep.json").read_text())["runs"]
@@ -297,32 +298,13 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     assert call(slow)[1] == f"[1/3] tiny vanilla: done before ({where}/run-002)"
 
 
-def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("ok"))
-    points = [p.model_copy(update={"iterations": 400}) for p in the_plan.points]
-    dry_run(replace(the_plan, points=tuple(points)), NAMES, Request())
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(
-        "; shorter: --iterations N, or --minutes 5 (the runs that are likely to end by then)"
-    )
-    seeds = [p.model_copy(update={"seed": 7 + i}) for i, p in enumerate(points)]
-    dry_run(replace(the_plan, points=tuple(seeds)), NAMES, Request())
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert '; shorter: --only "seed 7" (one of 3 seeds), --iterations N, or' in last
-    dry_run(the_plan, NAMES, Request())
-    assert "shorter" not in capsys.readouterr().out.splitlines()[-1]
-    assert main(["--study", "optimus-cc", "--device", "cpu", "--dry-run"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert '; shorter: --only "seed 1" (one of 3 seeds, too few for the gate), ' in last
-
-
 def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):
     the_plan = plan(fake_trainer("ok"))
     run_all(the_plan, Request(chosen=frozenset(NAMES[:1])))
     capsys.readouterr()
-    dry_run(the_plan, NAMES[1:], Request())
-    assert "sweep 'basic': 2 of 3 points, about " in capsys.readouterr().out
-    dry_run(the_plan, NAMES[:1], Request())
+    dry_run(the_plan, NAMES[1:], Request(chosen=frozenset(NAMES[1:])))
+    assert "sweep 'basic': 2 of 3 points, of unknown time" in capsys.readouterr().out
+    dry_run(the_plan, NAMES[:1], Request(chosen=frozenset(NAMES[:1])))
     assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
 
 
@@ -336,8 +318,8 @@ def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, c
     monkeypatch.setattr(sweep_runner, "execute", stopped)
     progress = run_all(plan(fake_trainer("ok")), Request())
     assert (progress.ok, progress.failed, progress.interrupted) == (0, 0, 1)
-    assert summary(progress, 3) == "3 runs: 0 ok, 1 interrupted"
-    assert summary(Progress(ok=1), 1) == "1 runs: 1 ok"
+    assert progress.text(3) == "3 runs: 0 ok, 1 interrupted"
+    assert Progress(ok=1).text(1) == "1 runs: 1 ok"
 
 
 def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
@@ -346,7 +328,7 @@ def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
     the_plan = plan(fake_trainer("ok"), make_sweep(TWO, own))
     progress = run_all(the_plan, Request())
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
-    assert summary(progress, 2) == "2 runs: 1 ok, 1 left out"
+    assert progress.text(2) == "2 runs: 1 ok, 1 left out"
     reason = "needs a GPU, and this run has none"
     assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
     assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
@@ -355,3 +337,71 @@ def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
     # A call that runs another point alone keeps what is known of this one.
     run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
     assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
+
+
+def call_both(plan):
+    """Two calls at the same time; how each went."""
+    went = []
+
+    def call():
+        went.append(run_all(plan, Request()))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return went
+
+
+def test_they_share_the_points_and_never_measure_at_once(plan, fake_trainer, monkeypatch, capsys):
+    the_plan, now, most = plan(fake_trainer("ok")), [], []
+
+    def counted(*given):
+        now.append(given)
+        most.append(len(now))
+        try:
+            return execute(*given)
+        finally:
+            now.pop()
+
+    monkeypatch.setattr(sweep_runner, "execute", counted)
+    first, second = call_both(the_plan)
+    assert max(most) == 1
+    assert first.ok + second.ok == 3 == len(list(the_plan.folder.glob("*/run-*")))
+    assert first.failed == second.failed == 0
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok"] * 3
+    assert "waits for its turn" in capsys.readouterr().out
+
+
+def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer, tmp_path, capsys):
+    """The first has the turn, and its last run going on, when the second begins."""
+    the_plan, went = plan(fake_trainer("ok")), []
+    run_all(the_plan, Request())
+    path = next(the_plan.folder.glob("*/run-001/status.json"))
+    done = json.loads(path.read_text())
+    driver = vars(Driver.this_process("0" * 32))
+    path.write_text(json.dumps({**done, "status": "running", "driver": driver}))
+    with (tmp_path / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: went.append(run_all(the_plan, Request())))
+        thread.start()
+        said = []
+        wait_for(lambda: said.append(capsys.readouterr().out) or "its turn" in "".join(said))
+        path.write_text(json.dumps(done))
+    thread.join()
+    assert (went[0].failed, went[0].skipped) == (0, 3)
+    assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
+
+
+def test_while_a_run_lasts_its_turn_names_it(plan, fake_trainer, tmp_path, monkeypatch):
+    seen = []
+
+    def look(*given):
+        seen.append((tmp_path / "lock").read_text().partition(" measures ")[2])
+        return execute(*given)
+
+    monkeypatch.setattr(sweep_runner, "execute", look)
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request())
+    assert seen == [f"basic {point.name}" for point in the_plan.points]

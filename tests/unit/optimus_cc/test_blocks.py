@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from optimus_cc import sizes
-from optimus_cc.blocks import Float8Blocks, HadamardBlocks, rotation
+from optimus_cc.formats import Float8Blocks, HadamardBlocks, rotation
 
 METHODS = {"hadamard-4bit": HadamardBlocks, "fp8": Float8Blocks}
 METHOD = pytest.mark.parametrize("method", METHODS)
@@ -18,13 +17,9 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def round_trip(method, numbers, seed=0):
-    blocks = METHODS[method](seed) if method == "hadamard-4bit" else METHODS[method]()
-    return blocks.unpack(blocks.pack(numbers), numbers.numel()).view(numbers.shape)
-
-
-def bf16(numbers):
-    return torch.from_numpy(numbers).bfloat16().float().numpy()
+def round_trip(method, numbers):
+    blocks = METHODS[method]()
+    return blocks.unpack(blocks.pack(numbers, torch.uint8), numbers.shape)
 
 
 def hadamard(size):
@@ -49,20 +44,15 @@ def test_four_bits_are_numpys():
     """
     numbers = random(50, 64)
     rotated = numbers.numpy() @ rotation(0).numpy()
-    scales = bf16(np.abs(rotated).max(1, keepdims=True) / np.float32(7))
-    codes = np.clip(np.rint(rotated / scales), -7, 7)
+    scales = torch.from_numpy(np.abs(rotated).max(1, keepdims=True) / np.float32(7)).bfloat16()
+    codes = np.clip(np.rint(rotated / scales.float().numpy()), -7, 7)
     assert set(np.unique(codes)) == set(range(-7, 8))
-    packed = HadamardBlocks().pack(numbers)
+    packed = HadamardBlocks().pack(numbers, torch.uint8).view(50, 34)
     stored = (codes + 8).astype(np.uint8)
     np.testing.assert_array_equal(packed[:, :32].numpy(), stored[:, 0::2] + 16 * stored[:, 1::2])
-    exact = (codes * scales).astype(np.float64) @ rotation(0).numpy().T
+    assert torch.equal(packed[:, 32:].contiguous().view(torch.bfloat16), scales)
+    exact = (codes * scales.float().numpy()).astype(np.float64) @ rotation(0).numpy().T
     np.testing.assert_allclose(round_trip("hadamard-4bit", numbers).numpy(), exact, atol=1e-6)
-
-
-def test_halves_are_rounded_to_the_even_number():
-    codes = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 6.5, 7.0] + [0.0] * 57)
-    back = round_trip("hadamard-4bit", codes @ rotation(0).T) @ rotation(0)
-    assert back[:7].tolist() == [0.0, 2.0, 2.0, 0.0, -2.0, 6.0, 7.0]
 
 
 @pytest.mark.parametrize("power", [-100, -3, 0, 40])
@@ -89,7 +79,7 @@ def test_numbers_of_eight_bits_are_exact_and_those_between_are_not():
 
 
 def test_a_rotation_helps_where_one_number_is_large():
-    """What the rotation is for: without it the other 63 would round to zero."""
+    """Without it the other 63 would round to zero."""
     numbers = random(200, 64)
     numbers[:, 5] *= 30
     error = (round_trip("hadamard-4bit", numbers) - numbers)[:, 6:].norm()
@@ -132,26 +122,16 @@ def test_what_is_not_finite_makes_its_block_so_and_no_other(method, bad):
 
 
 def test_what_overflows_in_the_rotation_does_not_arrive_as_a_number():
-    largest = torch.full((64,), 3e38)
-    row = largest * rotation(0)[:, 0].sign()
+    row = torch.full((64,), 3e38) * rotation(0)[:, 0].sign()
     assert not round_trip("hadamard-4bit", row).isfinite().any()
-
-
-def test_other_seeds_rotate_otherwise():
-    numbers = random(64)
-    packed = HadamardBlocks(5).pack(numbers)
-    assert torch.equal(packed, HadamardBlocks(5).pack(numbers))
-    wrong = HadamardBlocks(6).unpack(packed, 64)
-    assert (wrong - numbers).abs().max() > 0.5
 
 
 @METHOD
 @pytest.mark.parametrize("numel", [1, 63, 64, 65, 1000])
-@pytest.mark.parametrize("element_bytes", [2, 4])
-def test_sizes_are_known_from_the_number_of_elements(method, numel, element_bytes):
-    bits = sizes.BITS[method]
-    packed = METHODS[method]().pack(random(numel))
-    assert packed.nbytes == sizes.packed_bytes(numel, bits)
-    assert packed.nbytes == math.ceil(numel / 64) * (64 * bits // 8 + 2)
-    held = sizes.message_numel(numel, bits, element_bytes) * element_bytes
-    assert packed.nbytes <= held < packed.nbytes + element_bytes
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sizes_are_known_from_the_number_of_elements(method, numel, dtype):
+    made = METHODS[method]()
+    packed = made.pack(random(numel), dtype)
+    nbytes = math.ceil(numel / 64) * (64 * made.bits // 8 + 2)
+    assert packed.numel() == made.packed_numel((numel,), dtype)
+    assert nbytes <= packed.nbytes < nbytes + dtype.itemsize

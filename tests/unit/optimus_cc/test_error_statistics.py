@@ -14,7 +14,7 @@ def random(seed, shape=(6, 2, 8)):
 
 
 def expected(activations, gradients, errors):
-    """Means over micro-batches, from all tensors of an iteration; an error of None was not made."""
+    """Sums over micro-batches and their numbers; an error of None was not made."""
     found = {name: [] for name in STATISTICS}
     for index, error in enumerate(errors):
         if error is None:
@@ -27,7 +27,9 @@ def expected(activations, gradients, errors):
             found["error_cosine"].append(cosine)
             found["error_mean"].append(e.mean() / np.sqrt((e**2).mean()))
             found["difference_mean"].append(d.mean() / np.sqrt((d**2).mean()))
-    return {name: (sum(values), len(values)) for name, values in found.items()}
+    return {
+        name: (pytest.approx(sum(values), abs=1e-5), len(values)) for name, values in found.items()
+    }
 
 
 def taken(statistics):
@@ -51,26 +53,16 @@ def run(statistics, order, whole=()):
     return expected(activations, gradients, errors)
 
 
-@pytest.mark.parametrize("order", ["agagagag", "aaagagggg"[:8], "aaaagggg", "aagagagg"])
+@pytest.mark.parametrize("order", ["agagagag", "aaagaggg", "aaaagggg", "aagagagg"])
 @pytest.mark.parametrize("whole", [(), (0, 1), (2,), (0, 1, 2)])
 def test_each_error_is_compared_with_its_own_activations_whatever_the_schedule(order, whole):
+    """Activations of an evaluation are left out, and each iteration starts anew."""
     statistics = ErrorStatistics()
-    wanted = run(statistics, order, whole)
-    found = taken(statistics)
-    for name in STATISTICS:
-        assert found[name][1] == wanted[name][1]
-        assert found[name][0] == pytest.approx(wanted[name][0], abs=1e-5)
-
-
-def test_iterations_are_kept_apart():
-    statistics = ErrorStatistics()
-    first = run(statistics, "agag")
-    assert taken(statistics)["error_cosine"][1] == first["error_cosine"][1] == 1
-    again = run(statistics, "agagag")
-    assert taken(statistics)["error_cosine"] == (
-        pytest.approx(again["error_cosine"][0], abs=1e-6),
-        2,
-    )
+    with torch.no_grad():
+        statistics.arrived(0, random(7))
+    for _ in range(2):
+        wanted = run(statistics, order, whole)
+        assert taken(statistics) == wanted
     assert not statistics.take().any()
 
 
@@ -93,15 +85,6 @@ def test_what_is_not_finite_is_not_finite_in_the_statistics():
     assert sums[2].isfinite()
 
 
-def test_activations_of_an_evaluation_are_left_out():
-    statistics = ErrorStatistics()
-    with torch.no_grad():
-        for seed in (7, 8, 9):
-            statistics.arrived(0, random(seed))
-    wanted = run(statistics, "agag")
-    assert taken(statistics)["error_cosine"][0] == pytest.approx(wanted["error_cosine"][0])
-
-
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("method", ["low-rank", "hadamard-4bit", "fp8"])
 def test_statistics_are_of_the_messages_and_change_nothing_of_them(method, feedback):
@@ -121,19 +104,15 @@ def test_statistics_are_of_the_messages_and_change_nothing_of_them(method, feedb
         activations.append(random(seed))
         gradients.append(random(seed + 20))
         checked.statistics.arrived(0, activations[-1])
-        packed = checked.compress(gradients[-1], in_epilogue=True)
-        assert torch.equal(
-            packed.view(torch.uint8), plain.compress(gradients[-1], True).view(torch.uint8)
-        )
+        packed, others = (one.compress(gradients[-1], True) for one in (checked, plain))
+        assert torch.equal(packed.view(torch.uint8), others.view(torch.uint8))
         arrived = checked.restore(packed, gradients[-1].shape, True)
         errors.append(gradients[-1] + carried - arrived)
         carried = errors[-1] if feedback else carried
-    found, wanted = taken(checked.statistics), expected(activations, gradients, errors)
-    for name in STATISTICS:
-        assert found[name] == (pytest.approx(wanted[name][0], abs=1e-5), wanted[name][1])
+    assert taken(checked.statistics) == expected(activations, gradients, errors)
 
 
-def test_a_message_that_is_sent_whole_has_no_error_and_keeps_its_place():
+def test_a_message_that_is_sent_whole_keeps_its_place():
     settings = Settings(
         inter_grad_comp=True,
         inter_grad_comp_rank=2,
@@ -148,7 +127,4 @@ def test_a_message_that_is_sent_whole_has_no_error_and_keeps_its_place():
     compressor.compress(random(8), in_epilogue=False)
     packed = compressor.compress(gradient, in_epilogue=True)
     error = gradient - compressor.restore(packed, gradient.shape, True)
-    wanted = expected(activations[1:], [gradient], [error])
-    found = taken(compressor.statistics)
-    for name in STATISTICS:
-        assert found[name] == (pytest.approx(wanted[name][0], abs=1e-5), 1)
+    assert taken(compressor.statistics) == expected(activations[1:], [gradient], [error])

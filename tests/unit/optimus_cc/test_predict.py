@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from configs.schema import Model as TrainedModel
-from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.model import Model
 from optimus_cc import predict as module
-from optimus_cc.__main__ import main
-from optimus_cc.backpropagation import num_epilogue_messages
-from optimus_cc.predict import Costs, Workload, load_cluster, load_gpt2, predict
+from optimus_cc.predict import Costs, Workload, load_cluster, load_gpt2, main, predict
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import num_epilogue_messages
 
 ROOT = Path(__file__).resolve().parents[3]
-MODEL = ModelShape(
+MODEL = Model(
     name="m", hidden=8, layers=6, heads=2, ffn=16, seq_length=4, vocab_size=128, kv_heads=2
 )
 ALL_MESSAGES = Settings(inter_grad_comp=True, inter_grad_comp_rank=1)
@@ -51,12 +50,15 @@ def test_on_free_links_an_iteration_is_the_closed_form(pp, count, dp, forward):
 @quickly
 @given(pp=STAGES, count=COUNTS, dp=st.integers(1, 2))
 def test_the_epilogue_compresses_as_many_messages_as_it_has(pp, count, dp):
-    """Counted by the calls of the schedule, and by the formula that the stages agree by."""
-    found = predict(workload(pp, count, dp), EPILOGUE, costs(pp))
-    expected = {link: dp * num_epilogue_messages(link, pp, count) for link in range(pp - 1)}
-    assert found.num_compressed == expected
-    found = predict(workload(pp, count, dp), ALL_MESSAGES, costs(pp))
-    assert found.num_compressed == dict.fromkeys(range(pp - 1), dp * count)
+    """By the calls of the schedule, and by the formula that the stages agree by."""
+    one = workload(pp, count, dp)
+    saved = 256 - 4 * (8 + 8)
+    whole = predict(one, Settings(), costs(pp)).sent_bytes["backward"]
+    late = whole - predict(one, EPILOGUE, costs(pp)).sent_bytes["backward"]
+    links = range(pp - 1)
+    assert late == saved * dp * sum(num_epilogue_messages(link, pp, count) for link in links)
+    every = whole - predict(one, ALL_MESSAGES, costs(pp)).sent_bytes["backward"]
+    assert every == saved * dp * count * len(links)
 
 
 def test_two_stages_by_hand():
@@ -125,7 +127,10 @@ def test_sending_less_is_never_slower_where_compressing_is_free(pp, count, rate)
 def test_shipped_models_have_the_parameters_of_the_trained_ones(name, tp):
     model = load_gpt2(name)
     one = Workload(model, 4, 2, tp, 8, 32, 4)
-    trained = TrainedModel(architecture="gpt2", **dataclasses.asdict(model))
+    sizes = {
+        field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.init
+    }
+    trained = TrainedModel(**sizes | {"architecture": "gpt2"})
     shapes = [shape for stage in range(4) for shape in one.parameters(stage)]
     # Of a layer its norms and two biases, the last norm, and the positions are on every shard.
     whole = model.hidden * (6 * model.layers + 2 + model.seq_length)
@@ -154,7 +159,7 @@ def test_the_cluster_is_the_published_one_and_its_source_says_what_is_assumed():
 
 
 def run_command(capsys, *words):
-    code = main(["predict", *words])
+    code = main(words)
     return code, *capsys.readouterr()
 
 

@@ -26,30 +26,22 @@ def seconds(traffic):
     return {part: s for part, s in traffic.seconds().items() if s}
 
 
-def test_times_add_up_by_part(clock):
+def test_times_add_up_by_part_and_an_inner_one_is_not_counted_twice(clock):
     traffic = Traffic(CPU)
-    for part, took in ((Kind.FORWARD, 1.0), (Kind.BACKWARD, 2.0), (Kind.FORWARD, 4.0)):
-        with traffic.timed(part):
-            clock.now += took
-        clock.now += 100.0
-    assert seconds(traffic) == {"forward": 5.0, "backward": 2.0}
+    with traffic.timed(Kind.FORWARD):
+        clock.now += 1.0
+    clock.now += 100.0
     with traffic.timed(COMPRESSION):
+        clock.now += 2.0
+        with traffic.timed(Kind.GRADIENTS):
+            clock.now += 4.0
         clock.now += 8.0
-    assert seconds(traffic) == {"forward": 5.0, "backward": 2.0, "compression": 8.0}
+    assert seconds(traffic) == {"forward": 1.0, "compression": 10.0, "gradients": 4.0}
+    with traffic.timed(Kind.FORWARD):
+        clock.now += 16.0
+    assert seconds(traffic)["forward"] == 17.0
     traffic.reset()
     assert seconds(traffic) == {}
-
-
-def test_the_time_of_what_lies_inside_is_not_counted_twice(clock):
-    traffic = Traffic(CPU)
-    with traffic.timed(COMPRESSION):
-        clock.now += 1.0
-        with traffic.timed(Kind.GRADIENTS):
-            clock.now += 2.0
-        clock.now += 4.0
-        with traffic.timed(Kind.GRADIENTS):
-            clock.now += 8.0
-    assert seconds(traffic) == {"compression": 5.0, "gradients": 10.0}
 
 
 def test_a_call_that_fails_leaves_the_others_their_times(clock):
@@ -72,8 +64,15 @@ def test_nothing_is_timed_without_a_device(clock):
     with traffic.timed(Kind.FORWARD):
         clock.now += 1.0
     assert seconds(traffic) == {}
-    traffic.message(Kind.FORWARD, torch.zeros(3))
-    assert traffic.sent[Kind.FORWARD].sent_bytes == 12
+
+
+@pytest.mark.parametrize(("num_ranks", "expected"), [(1, 0), (2, 400), (4, 600)])
+def test_an_all_reduce_is_counted_as_a_ring(num_ranks, expected):
+    traffic = Traffic()
+    traffic.all_reduce(Kind.GRADIENTS, torch.zeros(100), num_ranks)
+    assert traffic.sent[Kind.GRADIENTS].sent_bytes == expected
+    traffic.reset()
+    assert traffic.sent[Kind.GRADIENTS].sent_bytes == 0
 
 
 def test_on_a_device_the_process_waits_for_it_at_the_end_alone(monkeypatch):

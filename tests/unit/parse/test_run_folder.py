@@ -135,7 +135,7 @@ def test_a_path_that_is_printed_cannot_steer_the_terminal(sweep_writer, capsys):
     assert main([str(odd), str(odd / "plain.log"), "--out", str(odd / "tables")]) == 0
     assert main([str(odd / "none"), "--out", str(odd / "tables")]) == 2
     captured = capsys.readouterr()
-    assert "a [2Jb/tables/runs.csv" in captured.out
+    assert "a?[2Jb/tables/runs.csv" in captured.out
     assert "a?[2Jb/plain.log: not a training log" in captured.err
     assert "a?[2Jb/none: no such file or folder" in captured.err
     assert "\x1b" not in captured.out + captured.err

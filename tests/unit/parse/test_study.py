@@ -118,19 +118,6 @@ def test_the_report_names_study_source_reference_and_gate(painted):
         assert word not in text
 
 
-@pytest.mark.parametrize("name", ["study.json", "findings.json"])
-def test_a_users_json_file_stays(painted, tmp_path, capsys, name):
-    for text in ('{"mine": 1}', "[]", "not JSON"):
-        shutil.rmtree(tmp_path / "a sweep", ignore_errors=True)
-        tables = painted() / "tables"
-        tables.mkdir()
-        (tables / name).write_text(text)
-        assert report([str(tables.parent)]) == 2
-        assert f"{name}: not a file of this parser" in capsys.readouterr().err
-        assert [path.name for path in tables.iterdir()] == [name]
-        assert (tables / name).read_text() == text
-
-
 def test_runs_of_two_studies_and_of_a_damaged_one_are_one_line(
     painted, sweep_writer, tmp_path, capsys
 ):

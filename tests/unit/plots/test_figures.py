@@ -92,15 +92,6 @@ def test_a_missing_phase_is_not_drawn_as_if_it_were_zero(tmp_path):
     }  # fmt: skip
 
 
-def test_every_figure_says_measured_and_on_what(tables):
-    read = read_tables(tables)
-    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
-        text = " ".join(figure.get_supxlabel().split())
-        assert "measured" in text
-        assert "cpu A CPU" in text
-    assert "n=4" in page(draw_breakdown, read).get_supxlabel()
-
-
 def test_equal_losses_are_drawn_so_that_each_can_be_seen(tables):
     (ax,) = page(draw_loss, read_tables(tables)).axes
     widths = [line.get_linewidth() for line in ax.lines]
@@ -111,15 +102,6 @@ def test_equal_losses_are_drawn_so_that_each_can_be_seen(tables):
     ]
     for line in ax.lines:
         np.testing.assert_array_equal(line.get_ydata(), [8.5, 8.0, 7.5, 7.0, 6.5])
-
-
-def test_strides_of_one_panel_are_told_apart(tmp_path):
-    hybrids = [
-        {**RUN, "path": f"{k}.log", "engine": "hybrid", "stride": k, "label": f"hybrid stride {k}"}
-        for k in (2, 3, 4)
-    ]
-    (ax,) = page(draw_loss, read_tables(write(tmp_path, hybrids))).axes
-    assert len({line.get_marker() for line in ax.lines}) == 3
 
 
 def test_a_stride_looks_the_same_in_every_panel_and_figure(tmp_path):
@@ -143,25 +125,8 @@ def test_a_nan_is_marked_and_an_unknown_loss_is_not(tmp_path):
     curve, marks = ax.lines
     np.testing.assert_array_equal(curve.get_ydata(), [9, np.nan, 8])
     assert list(marks.get_xdata()) == [2]
-    # Marks lie in a strip that no value reaches.
-    highest = ax.transAxes.inverted().transform(ax.transData.transform((1, 9)))[1]
-    assert highest < min(ax.patches[0].get_y(), *marks.get_ydata())
-
-
-def test_every_case_has_its_panel(tmp_path):
-    runs = [
-        {**RUN, "path": f"{i}", "case": f"case {i}", "label": f"case {i}, vanilla"}
-        for i in range(3)
-    ]
-    read = read_tables(write(tmp_path, runs))
-    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
-        titles = [ax.get_title(loc="left") for ax in figure.axes]
-        assert titles == ["case 0", "case 1", "case 2"]
-
-
-def test_odd_names_are_drawn(tmp_path):
-    runs = [{**RUN, "label": "$x^$ & <b>", "hardware": "100% $\\nope$", "engine": "other"}]
-    assert main([str(write(tmp_path / "t", runs)), "--out", str(tmp_path / "f")]) == 0
+    assert marks.get_gid() == "no number"
+    assert "no number" in ax.get_xlabel()
 
 
 def test_a_figure_without_data_is_not_drawn_and_said(tmp_path, capsys):
@@ -181,17 +146,6 @@ def test_repeats_of_a_point_are_one_bar_and_other_points_stay_apart(tmp_path):
     figure = page(draw_breakdown, read_tables(write(tmp_path, repeats)))
     assert bars(figure)["other"] == [20, 30]
     assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == ["a 1", "b 1"]
-
-
-def test_many_cases_are_a_grid_on_one_scale(tmp_path):
-    runs = [
-        {**RUN, "path": f"{i}", "case": f"case {i}", "label": f"case {i}, vanilla"}
-        for i in range(5)
-    ]
-    axes = page(draw_breakdown, read_tables(write(tmp_path, runs))).axes
-    assert len(axes) == 5
-    assert len({ax.get_position().x0 > 0.4 for ax in axes}) == 2
-    assert len({ax.get_xlim() for ax in axes}) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.study import Figure, default_study
-from plots.data import describe, observe, remarks, series, split as split_of, summarise
+from plots.data import along, describe, observe, pooled, series, split as split_of
 from plots.tables import read_tables
 
 
@@ -26,7 +26,7 @@ def timed(*iterations_ms):
 def test_medians_and_quartiles_are_over_all_repeats_without_their_warm_up(sweep, look):
     for times in ((10, 20, 30), (40, 50)):
         sweep.add("vanilla", times=timed(*times))
-    (value,) = summarise(look(sweep).values, "iteration_ms", "dp")
+    (value,) = along(look(sweep).values, "iteration_ms", "dp")
     assert (value.x, value.median, value.low, value.high) == (1, 30, 20, 40)
     assert (value.iterations, value.repeats) == (5, 2)
 
@@ -43,9 +43,9 @@ def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
         "hybrid", 2, times=(), source="published", iteration_ms=80, update_rate=14e9, parameters=""
     )
     data = look(sweep)
-    (value,) = summarise(data.values, "update_rate")
+    value = pooled(data.values, "update_rate")
     assert (value.median, value.low, value.high, value.iterations) == (14e9, 14e9, 14e9, 0)
-    assert data.failed.empty
+    assert data.remarks() == []
 
 
 def test_accumulation_is_worked_out_where_the_table_lacks_it(sweep, look):
@@ -92,7 +92,7 @@ def test_a_failed_run_is_no_value_but_known(sweep, look):
     (one,) = series(panel, "samples_per_s")
     assert [v.x for v in one.values] == [1]
     assert one.failed == (2, 4)
-    assert remarks(data.runs, data.failed) == ["runs without times: oom-host 1, timeout 1"]
+    assert data.remarks() == ["runs without times: oom-host 1, timeout 1"]
 
 
 def test_strides_are_one_series_where_the_stride_is_the_x(sweep, look):
@@ -109,10 +109,8 @@ def test_the_footnote_says_what_how_many_and_what_is_odd(sweep, look):
     sweep.add("vanilla", dp=2, times=timed(1, 2))
     sweep.add("vanilla", dp=2, times=timed(1, 2), verdict="frozen")
     data = look(sweep)
-    assert describe(summarise(data.values, "iteration_ms", "dp")) == (
+    assert describe(along(data.values, "iteration_ms", "dp")) == (
         "median of n=3-4 iterations after the warm-up from 1-2 runs; "
         "error bars: interquartile range"
     )
-    assert "in 1 of 3 runs the loss is not that of training: frozen" in remarks(
-        data.runs, data.failed
-    )
+    assert data.remarks() == ["in 1 of 3 runs the loss is not that of training: frozen"]

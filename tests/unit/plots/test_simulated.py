@@ -3,7 +3,6 @@
 import pytest
 
 from configs.study import default_study
-from plots.canvas import save
 from plots.registry import figures
 
 FIGURES = figures(default_study())
@@ -65,12 +64,6 @@ def test_no_statistics_are_told_of_what_was_not_measured(draw, sweep):
         assert all(len(container.lines[2]) == 0 for container in ax.containers)
 
 
-def test_measured_values_beside_them_keep_theirs(draw, sweep):
-    sweep.add("vanilla", model="7B")
-    note = " ".join(draw("iteration-breakdown", strides(sweep)).get_supxlabel().split())
-    assert note.startswith("median of n=5 iterations after the warm-up · the first 1 left out")
-
-
 @pytest.mark.parametrize("name", ["iteration-breakdown", "models"])
 def test_an_update_alone_is_no_iteration(draw, sweep, name):
     figure = draw(name, strides(sweep))
@@ -88,41 +81,3 @@ def test_phases_without_a_whole_are_an_iteration_all_the_same(draw, sweep):
         "vanilla, simulated", "hybrid stride 2, published",
     ]  # fmt: skip
     assert {text.get_text() for text in ax.texts} >= {"650", "600"}
-
-
-@pytest.mark.parametrize(
-    ("source", "label", "drawn"),
-    [
-        ("simulated", "predicted ratio to vanilla", True),
-        ("measured", "speed-up over vanilla", False),
-    ],
-)
-def test_accumulation_shows_ratios_of_predictions_as_such(draw, sweep, source, label, drawn):
-    for accumulation in (1, 4):
-        for engine in ("vanilla", "async-gradients"):
-            run = add(sweep, source, engine, accumulation=accumulation)
-        sweep.comparisons.append(
-            {"label": run["label"], "phase": "iteration", "ratio": 1.5,
-             "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
-             "withheld": "a reason"}
-        )  # fmt: skip
-    figure = draw("accumulation", sweep)
-    ax = figure.axes[1]
-    assert ax.get_ylabel() == label
-    shown = [list(container.lines[0].get_ydata()) for container in ax.containers]
-    assert ([1.5, 1.5] in shown) is drawn
-    (withheld,) = (text.get_text() for text in ax.texts if text.get_gid() == "withheld")
-    assert bool(withheld) is not drawn
-
-
-def test_names_of_axes_stay_where_the_layout_put_them(draw, sweep, tmp_path):
-    places = []
-    for kept in (False, True):
-        figure = draw("stride", strides(type(sweep)()))
-        if kept:
-            save([figure], tmp_path, "f")
-        figure.draw_without_rendering()
-        label = figure.axes[0].yaxis.label
-        where = label.get_transform().transform(label.get_position())
-        places.append(figure.transFigure.inverted().transform(where))
-    assert places[0] == pytest.approx(places[1], abs=0.01)

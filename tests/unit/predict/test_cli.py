@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_said_in_capitals(capsys):
 def test_every_option_reaches_the_workload():
     options = {
         "--dp": 2, "--tp": 2, "--micro-batch": 3, "--accumulation": 5, "--ratio": 0.5,
-        "--stride": 3, "--subgroup": 10**7, "--sequence-length": 1024, "--tile": 2**20,
+        "--stride": 3, "--subgroup": 10**7, "--sequence-length": 1024,
         "--dtype": "fp16",
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
@@ -48,9 +48,9 @@ def test_every_option_reaches_the_workload():
     assert workload_of("--model", "7B", *words, *flags) == Workload(
         load_model("7B")[0], dp=2, tp=2, micro_batch_size=3, accumulation=5, sequence_length=1024,
         offload_ratio=0.5, stride=3, policy="stride", just_in_time_forward=False,
-        keeps_device_grads=False, subgroup_numel=10**7, tile_numel=2**20,
+        keeps_device_grads=False, subgroup_numel=10**7,
         activation_checkpointing=False, materialized_attention=False, dtype="fp16",
-        weights_on_host=True,
+        weights_at="cpu",
     )  # fmt: skip
 
 
@@ -64,20 +64,18 @@ def workload_of(*words, machine="h100x4"):
     [
         (["--model", "9B"], "unknown model '9B': did you mean"),
         (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
-        (["--engine", "zero"], "--engine = 'zero': did you mean 'zero3'"),
-        (["--ratio", "1.5"], "--ratio = 1.5"),
-        (["--micro-batch", "0"], "--micro-batch = 0"),
-        (["--sequence-length", "-1"], "--sequence-length = -1"),
-        (["--subgroup", "0"], "--subgroup = 0"),
-        (["--tile", "17"], "--tile = 17"),
-        (["--stride", "2", "--policy", "all-host"], "--stride = 2: policy 'all-host' has no"),
-        (["--tile", "16"], "--tile = 16: cuts a rank's 1,487,"),
-        (["--dtype", "fp32"], "--dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
-        (["--dp", "0"], "--dp = 0"),
-        (["--stride", "0"], "--stride = 0"),
-        (["--engine", "zero3", "--stride", "2"], "--stride = 2: engine 'zero3'"),
+        (["--engine", "zero"], "engine = 'zero': did you mean 'zero3'"),
+        (["--ratio", "1.5"], "offload_ratio = 1.5"),
+        (["--micro-batch", "0"], "micro_batch_size = 0"),
+        (["--sequence-length", "-1"], "sequence_length = -1"),
+        (["--subgroup", "0"], "subgroup_numel = 0"),
+        (["--stride", "2", "--policy", "all-host"], "stride = 2: policy 'all-host' has no"),
+        (["--dtype", "fp32"], "dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
+        (["--dp", "0"], "dp = 0"),
+        (["--stride", "0"], "stride = 0"),
+        (["--engine", "zero3", "--stride", "2"], "stride = 2: engine 'zero3'"),
         (["--engine", "zero3", "--policy", "dynamic"], "engine 'zero3' has its own"),
-        (["--engine", "paper"], "--engine = 'paper': did you mean 'zero3'? known: zero3, ours"),
+        (["--engine", "paper"], "engine = 'paper': did you mean 'zero3'? known: zero3, ours"),
         (["--policy", "dynamo"], "did you mean 'dynamic'"),
     ],
 )
@@ -102,28 +100,12 @@ def test_ranks_are_the_gpus_of_one_node_unless_given():
     assert ranks("cpu-only") == (1, 1)
 
 
-def test_several_nodes_are_said_and_what_is_not_modelled(capsys):
-    words = "nodes of 4 GPUs; the network between them is not modelled"
-    assert plan("--model", "7B", "--machine", "h100x4", "--dp", "9") == 0
-    assert f"3 {words}" in capsys.readouterr().out
-    assert plan("--model", "7B", "--machine", "h100x4") == 0
-    assert words not in capsys.readouterr().out
-
-
 def test_whole_numbers_may_be_written_with_an_exponent(capsys):
     assert workload_of("--model", "7B", "--subgroup", "5e7").subgroup_numel == 50_000_000
     for wrong in ("2.5", "many", "inf", "nan"):
         with pytest.raises(SystemExit, match="2"):
             workload_of("--model", "7B", "--subgroup", wrong)
         assert f"'{wrong}': give a whole number" in capsys.readouterr().err
-
-
-def test_help_names_the_defaults(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        plan("--help")
-    out = " ".join(capsys.readouterr().out.split())
-    for words in ("the GPUs of one node", "(default: 100000000)", "(default: 33554432)", "bf16)"):
-        assert words in out
 
 
 def test_ctrl_c_is_one_line_and_status_130(capsys, monkeypatch):
@@ -196,3 +178,19 @@ def test_planning_imports_neither_torch_nor_deepspeed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        plan("--help")
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("the GPUs of one node", "(default: 100000000)", "bf16)"):
+        assert words in out
+
+
+def test_several_nodes_are_said_and_what_is_not_modelled(capsys):
+    words = "nodes of 4 GPUs; the network between them is not modelled"
+    assert plan("--model", "7B", "--machine", "h100x4", "--dp", "9") == 0
+    assert f"3 {words}" in capsys.readouterr().out
+    assert plan("--model", "7B", "--machine", "h100x4") == 0
+    assert words not in capsys.readouterr().out

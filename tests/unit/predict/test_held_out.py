@@ -1,6 +1,5 @@
 """The shipped profiles against the authors' own logs, of which the fit saw nothing."""
 
-import math
 import re
 import statistics
 from pathlib import Path
@@ -101,13 +100,5 @@ def test_a_larger_model_than_any_that_was_fitted(engine, iteration_s, rate):
     workload = Workload(load_model("20B")[0], SOFTWARE[engine], dp=4)
     got = predict(workload, load_machine("h100x4"))
     assert got.iteration_s == pytest.approx(iteration_s, rel=0.10)
-    parameters = workload.model.num_parameters()
+    parameters = workload.model.numel
     assert parameters / got.update_s / 1e9 == pytest.approx(rate, rel=0.05)
-
-
-def test_times_are_read_from_a_log():
-    line = "[Rank 0] time (ms) | fwd: {} | bwd: {} | bwd_inner: 1 | bwd_allreduce: 1 | step: {}\n"
-    text = "".join(line.format(t, 10 * t, 100 * t) for t in (9, 9, 1, 2, 3))
-    text += "elapsed time per iteration (ms): 222.0 |\n" * 5
-    assert measured_s(text) == pytest.approx([0.002, 0.02, 0.2, 0.222])
-    assert not math.isnan(measured_s(text)[0])

@@ -11,13 +11,13 @@ import pytest
 from pyarrow import parquet
 
 from configs.errors import ConfigError
-from launch.frameworks.imdb import files, reviews as reviews_module
+from launch.frameworks.imdb import reviews as module
 from launch.frameworks.imdb.reviews import (
     PAD,
     SPECIAL_TOKENS,
     SPLITS,
+    SYNTHETIC,
     Review,
-    Reviews,
     hub_reviews,
     read_parquet,
     roberta_tokenizer,
@@ -31,37 +31,27 @@ def synthetic():
     return synthetic_reviews()
 
 
-def texts_of(reviews, split):
-    return {review.text for review in getattr(reviews, split)}
+def texts_of(reviews):
+    return [{review.text for review in reviews[split]} for split in SPLITS]
 
 
-def test_no_split_holds_a_review_of_another(synthetic):
-    texts = [texts_of(synthetic, split) for split in SPLITS]
+def test_synthetic_splits_share_no_review_are_balanced_and_the_same_every_time(synthetic):
+    texts = texts_of(synthetic)
     assert not texts[0] & texts[1] | texts[0] & texts[2] | texts[1] & texts[2]
-    assert [len(text) for text in texts] == list(reviews_module.SYNTHETIC_SIZES.values())
-
-
-def test_classes_are_balanced_in_every_split(synthetic):
+    assert [len(text) for text in texts] == list(module.SYNTHETIC_SIZES.values())
     for split in SPLITS:
-        labels = collections.Counter(review.label for review in getattr(synthetic, split))
+        labels = collections.Counter(review.label for review in synthetic[split])
         assert labels[0] == labels[1]
-
-
-def test_synthetic_reviews_say_that_they_are_and_are_the_same_every_time(synthetic):
-    assert "synthetic" in synthetic.source
-    assert "not IMDB" in synthetic.source
     assert synthetic_reviews() == synthetic
-    assert synthetic_reviews(seed=8).train != synthetic.train
+    assert synthetic_reviews(seed=8)["train"] != synthetic["train"]
 
 
 def test_counting_good_and_bad_words_does_not_solve_them(synthetic):
     """Else accuracy would say nothing of what the encoder has learned."""
-    good, bad = (
-        re.compile("|".join(words)) for words in (reviews_module._GOOD, reviews_module._BAD)
-    )
-    balances = [len(good.findall(r.text)) - len(bad.findall(r.text)) for r in synthetic.test]
-    guesses = [balance > 0 for balance in balances]
-    hits = np.mean([g == r.label for g, r in zip(guesses, synthetic.test, strict=True)])
+    good, bad = (re.compile("|".join(words)) for words in (module._GOOD, module._BAD))
+    test = synthetic["test"]
+    balances = [len(good.findall(r.text)) - len(bad.findall(r.text)) for r in test]
+    hits = np.mean([(b > 0) == r.label for b, r in zip(balances, test, strict=True)])
     assert 0.55 < hits < 0.85
 
 
@@ -91,15 +81,11 @@ def imdb(hub, tmp_path, monkeypatch):
 
 def test_imdb_is_read_from_the_hub_with_validation_held_out_of_training(imdb):
     found = hub_reviews(imdb.url)
-    assert [len(getattr(found, split)) for split in SPLITS] == [36, 4, 40]
-    train, validation, test = (texts_of(found, split) for split in SPLITS)
+    train, validation, test = texts_of(found)
+    assert [len(train), len(validation), len(test)] == [36, 4, 40]
     assert train | validation == {f"review {number}" for number in range(40)}
     assert test == {f"review {number}" for number in range(1000, 1040)}
-    assert hub_reviews(imdb.url).validation == found.validation
-    assert "stanfordnlp/imdb" in found.source
-
-
-def test_robertas_tokenizer_is_read_from_the_hub(imdb):
+    assert hub_reviews(imdb.url) == found
     assert roberta_tokenizer(imdb.url).token_to_id(PAD) == 1
 
 
@@ -109,26 +95,17 @@ def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
         hub_reviews(imdb.url)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"label": [2] * 40}, "label = 2: only 0 and 1"),
-        ({"label": [-1] * 40}, "label = -1: only 0 and 1"),
-    ],
-)
-def test_a_label_that_is_no_sentiment_is_refused(tmp_path, changed, message):
-    table(tmp_path / "x.parquet", 40, **changed)
-    with pytest.raises(ConfigError, match=message):
-        read_parquet(tmp_path / "x.parquet")
-
-
-def test_a_file_without_reviews_is_refused(tmp_path):
-    parquet.write_table(pa.table({"line": [1]}), tmp_path / "x.parquet")
+def test_a_file_of_other_labels_or_without_reviews_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    table(path, 40, label=[-1] * 40)
+    with pytest.raises(ConfigError, match="label = -1: only 0 and 1"):
+        read_parquet(path)
+    parquet.write_table(pa.table({"line": [1]}), path)
     with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(tmp_path / "x.parquet")
-    (tmp_path / "x.parquet").write_text("no parquet")
+        read_parquet(path)
+    path.write_text("no parquet")
     with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(tmp_path / "x.parquet")
+        read_parquet(path)
 
 
 def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back():
@@ -140,27 +117,26 @@ def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back(
     assert tokenizer.decode(encoded.ids) == "a dull film, naïve 🎬"
 
 
-REVIEWS = Reviews(
-    train=(Review("a moving film", 1), Review("a dull, dull film", 0)),
-    validation=(Review("a film", 0),),
-    test=(Review("moving", 1),),
-    source="a test",
-)
+REVIEWS = {
+    "train": [Review("a moving film", 1), Review("a dull, dull film", 0)],
+    "validation": [Review("a film", 0)],
+    "test": [Review("moving", 1)],
+}
 
 
 @pytest.fixture
 def written(tmp_path):
-    tokenizer = trained_tokenizer([review.text for review in REVIEWS.train], 300)
-    files.write(tmp_path / "x", REVIEWS, tokenizer)
+    tokenizer = trained_tokenizer([review.text for review in REVIEWS["train"]], 300)
+    module.write(tmp_path / "x", REVIEWS, tokenizer, "a test")
     return tokenizer, str(tmp_path / "x")
 
 
 def test_what_was_written_is_read_back(written):
     tokenizer, prefix = written
-    found = files.read(prefix)
+    found = module.read(prefix)
     for split in SPLITS:
-        expected = [(tokenizer.encode(r.text).ids, r.label) for r in getattr(REVIEWS, split)]
-        assert [(tokens.tolist(), label) for tokens, label in found[split]] == expected
+        expected = [(tokenizer.encode(r.text).ids, r.label) for r in REVIEWS[split]]
+        assert [(tokens.tolist(), label) for tokens, label in found.splits[split]] == expected
     assert (found.pad_id, found.end_id, found.source) == (1, 2, "a test")
 
 
@@ -174,7 +150,7 @@ def test_megatron_core_reads_the_same_documents(written):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
-    found = files.read(prefix)
+    found = module.read(prefix).splits
     documents = [
         [number, label, *tokens.tolist()]
         for number, split in enumerate(SPLITS)
@@ -188,10 +164,10 @@ def test_megatron_core_reads_the_same_documents(written):
 )
 def test_a_damaged_file_is_refused(written, ending, lost):
     _, prefix = written
-    path = files.Path(prefix + ending)
+    path = module.Path(prefix + ending)
     path.write_bytes(path.read_bytes()[:-lost])
     with pytest.raises(ConfigError, match="holds no tokenized reviews"):
-        files.read(prefix)
+        module.read(prefix)
 
 
 def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_path, monkeypatch):
@@ -199,17 +175,17 @@ def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_pat
 
     def source():
         made.append(1)
-        return REVIEWS, trained_tokenizer(["a film"], 300)
+        return REVIEWS, trained_tokenizer(["a film"], 300), "a test"
 
-    monkeypatch.setattr(files, "CACHE", tmp_path)
-    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, source)
-    first = files.prepared(files.SYNTHETIC)
-    assert files.prepared(files.SYNTHETIC) == first
+    monkeypatch.setattr(module, "CACHE", tmp_path)
+    monkeypatch.setitem(module.SOURCES, SYNTHETIC, source)
+    assert module.prefix_if_made(SYNTHETIC) is None
+    first = module.prepared(SYNTHETIC)
+    assert module.prepared(SYNTHETIC) == module.prefix_if_made(SYNTHETIC) == first
     assert len(made) == 1
-    monkeypatch.setattr(files, "_recipe", lambda: "another")
-    assert files.prepared(files.SYNTHETIC) != first
+    monkeypatch.setattr(module.metadata, "version", lambda _package: "another")
+    assert module.prepared(SYNTHETIC) != first
     assert len(made) == 2
-    assert files.read(first).splits.keys() == set(SPLITS)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -220,8 +196,8 @@ def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
         def encode_batch(self, _texts):
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(files, "CACHE", tmp_path)
-    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, lambda: (REVIEWS, BreaksOff()))
+    monkeypatch.setattr(module, "CACHE", tmp_path)
+    monkeypatch.setitem(module.SOURCES, SYNTHETIC, lambda: (REVIEWS, BreaksOff(), "a test"))
     with pytest.raises(OSError, match="full"):
-        files.prepared(files.SYNTHETIC)
+        module.prepared(SYNTHETIC)
     assert list(tmp_path.iterdir()) == []

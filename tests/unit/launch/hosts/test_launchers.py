@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +9,21 @@ import pytest
 from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
-from configs.study import load_study
+from deep_optimizer_states.core.host import usable_cores
 from launch import cli
-from launch.hosts.launchers import Launcher, read_hostfile, tuned_config
+from launch.hosts import launchers
+from launch.hosts.launchers import (
+    Launcher,
+    Program,
+    free_port,
+    node_environment,
+    ranks_command,
+    ranks_environment,
+)
 from launch.hosts.namespaces import BRIDGE_ADDRESS
-from launch.hosts.ranks import Program
 
-PROGRAM = Program("a.b", ("/r/run.json",), Path("/r/run.json"))
-SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), Path("/r/run.json"), is_module=False)
+PROGRAM = Program("a.b", ("/r/run.json",))
+SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), is_module=False)
 TORCHRUN = ("-m", "torch.distributed.run")
 
 
@@ -104,7 +112,7 @@ def test_hosts_that_cannot_run_the_ranks_are_refused(over_hosts, num_ranks, word
 
 
 def test_a_word_that_a_remote_shell_would_read_is_refused(over_hosts):
-    odd = Program("a.b", ("/my results/run.json",), Path("/my results/run.json"))
+    odd = Program("a.b", ("/my results/run.json",))
     with pytest.raises(ConfigError, match=r"'/my results/run\.json': DeepSpeed"):
         words_of(launcher(*over_hosts), odd, num_ranks=4)
 
@@ -136,10 +144,6 @@ def test_a_hostfile_that_is_wrong_is_refused_with_the_options(tmp_path, text, me
         path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         launcher("--launcher", "deepspeed", "--hostfile", str(path))
-
-
-def test_a_hostfile_is_read_in_order(hostfile):
-    assert list(read_hostfile(hostfile).items()) == [("node-1", 2), ("me@node-2", 2)]
 
 
 def test_srun_starts_one_torchrun_a_node(monkeypatch):
@@ -196,70 +200,6 @@ def test_runs_on_other_machines_are_other_runs(over_hosts):
     assert two.versions(4) == {"nodes": "2"}
 
 
-def rung(engine="stage-1", **fields):
-    table = {"model": "tiny", "engine": engine, "global_batch_size": 8, **fields}
-    return load_study("zero-ladder").make_point(table)
-
-
-def test_ranks_that_were_asked_for_and_are_not_the_points_are_a_reason_not_to_start(over_hosts):
-    assert launcher("--num-gpus", "2").lacks(rung(dp=2)) == []
-    assert launcher().lacks(rung(dp=2)) == []
-    [reason] = launcher("--num-gpus", "8").lacks(rung())
-    assert reason == (
-        "--num-gpus 8 on 1 machine is 8 ranks, and tp 1 x pp 1 x dp 1 is 1; give --dp 8"
-    )
-    [reason] = launcher("--num-gpus", "3").lacks(rung(tp=2))
-    assert reason.endswith("change --tp or --pp")
-    [reason] = launcher("--num-gpus", "1", *over_hosts).lacks(rung(dp=4))
-    assert reason.startswith("--num-gpus 1 on 2 machines is 2 ranks, and tp 1 x pp 1 x dp 4 is 4;")
-
-
-@pytest.fixture
-def autotuner(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-
-
-@pytest.mark.usefixtures("autotuner")
-def test_the_autotuner_gets_a_script_and_its_config_and_is_kept_from_what_it_would_drop():
-    tuning = launcher("--launcher", "deepspeed", "--autotuning", "run")
-    assert words_of(tuning) == [
-        *("-m", "deepspeed.launcher.runner", "--hostfile", os.devnull, "--autotuning", "run"),
-        *("--num_gpus", "2", "--master_addr", "127.0.0.1", "--master_port", "5000"),
-        *("--no_local_rank", str(ROOT / "a/b.py"), "/r/run.json"),
-        *("--deepspeed_config", "/r/ds_config.json"),
-    ]
-    assert tuning.versions(2) == {"launcher": "deepspeed", "autotuning": "run"}
-    assert tuning.lacks(rung()) == []
-    [reason] = tuning.lacks(rung("stage-2-offload"))
-    assert "drops the offload section, and the run has offload_optimizer = 'cpu'" in reason
-
-
-@pytest.mark.usefixtures("autotuner")
-def test_the_autotuner_needs_deepspeeds_launcher_on_one_machine(over_hosts):
-    for words in ((), over_hosts):
-        with pytest.raises(ConfigError, match="--autotuning tune: DeepSpeed's launcher does that"):
-            launcher("--autotuning", "tune", *words)
-
-
-def test_the_autotuners_own_package_is_asked_for(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="needs the package tabulate"):
-        launcher("--launcher", "deepspeed", "--autotuning", "run")
-
-
-def test_what_the_autotuner_writes_lies_in_the_runs_folder(tmp_path):
-    table = {"autotuning": {"fast": True}, "train_batch_size": 8}
-    assert tuned_config(table, tmp_path) == {
-        "train_batch_size": 8,
-        "autotuning": {
-            "enabled": True,
-            "exps_dir": str(tmp_path / "autotuning-exps"),
-            "results_dir": str(tmp_path / "autotuning-results"),
-            "fast": True,
-        },
-    }
-
-
 @pytest.mark.parametrize("way", ["srun", "torchrun"])
 @pytest.mark.timeout(300)
 def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
@@ -270,7 +210,7 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
         "import os\nline = f\"rank {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n\"\n"
         "os.write(1, line.encode())\n"
     )
-    says = Program(str(program), (), tmp_path / "run.json", is_module=False)
+    says = Program(str(program), (), is_module=False)
     fakes = Path(__file__).resolve().parents[1] / "fakes"
     monkeypatch.setenv("PATH", os.pathsep.join([str(fakes), os.environ["PATH"]]))
     chosen = Launcher(way, nnodes=2)
@@ -283,3 +223,84 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
     said = done.stdout + "".join(other.communicate()[0].decode() for other in others)
     assert done.returncode == 0, done.stderr
     assert {line for line in said.splitlines() if "rank" in line} == {"rank 0 2", "rank 1 2"}
+
+
+def program_of(run_json):
+    return Program("a.b", (str(run_json),))
+
+
+def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
+    command = ranks_command(program_of(odd_dir / "run.json"), 1, 29500)
+    assert command == [sys.executable, "-m", "a.b", str(odd_dir / "run.json")]
+    environment = ranks_environment({}, 1, 29500)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [environment[n] for n in names] == ["0", "1", "0", "127.0.0.1", "29500"]
+
+
+def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
+    command = ranks_command(program_of(tmp_path / "run.json"), 2, 29500)
+    assert command[1:5] == [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=29500",
+    ]
+    assert command[5:] == ["-m", "a.b", str(tmp_path / "run.json")]
+    assert "RANK" not in ranks_environment({}, 2, 29500)
+
+
+def test_threads_and_ops_are_set_unless_the_user_did():
+    made = ranks_environment({}, 2, 1)
+    assert made["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+    assert made["TORCH_EXTENSIONS_DIR"] == str(Path(sys.prefix) / "torch_extensions")
+    given = {"OMP_NUM_THREADS": "5", "TORCH_EXTENSIONS_DIR": "/x"}
+    kept = ranks_environment(given, 2, 1)
+    assert {name: kept[name] for name in given} == given
+
+
+def test_the_checkout_comes_before_the_users_path():
+    paths = ranks_environment({"PYTHONPATH": "/mine"}, 1, 1)["PYTHONPATH"].split(":")
+    assert paths == [str(ROOT), str(ROOT / "src"), "/mine"]
+
+
+def test_tools_of_the_environment_come_first():
+    path = ranks_environment({"PATH": "/usr/bin"}, 1, 1)["PATH"]
+    assert path == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+def test_a_free_port_can_be_bound_and_is_none_that_the_kernel_gives_to_others():
+    ports = {free_port() for _ in range(20)}
+    assert all(10_000 <= port < 32_768 for port in ports)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", ports.pop()))
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        taken = server.getsockname()[1]
+        monkeypatch.setattr("launch.hosts.launchers.SystemRandom.randrange", lambda *_: taken)
+        assert free_port() != taken, "the kernel's, since all that were drawn are taken"
+
+
+def test_gpus_are_numbered_as_the_monitor_numbers_them_unless_the_user_says_otherwise():
+    assert node_environment({}, 1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    given = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert node_environment(given, 1)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
+    port = free_port()
+    code = "import sys; from launch.hosts import launchers; launchers._keep(int(sys.argv[1]))"
+
+    def take(number):
+        words = [sys.executable, "-c", code, str(number)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stderr
+
+    assert "Address already in use" in take(port)
+    monkeypatch.setattr(launchers.SystemRandom, "randrange", lambda *_: port)
+    assert free_port() != port, "the kernel's, since all that were drawn are taken"
+    for name in launchers._kept:
+        name.close()
+    launchers._kept.clear()
+    assert take(port) == ""

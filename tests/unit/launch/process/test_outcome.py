@@ -4,7 +4,6 @@ import pytest
 
 from launch.process.outcome import judge
 from launch.process.supervise import Ending
-from launch.process.watch import Stall
 
 TORCHRUN = [
     "[rank1]: Traceback (most recent call last):",
@@ -40,9 +39,10 @@ def test_a_run_that_was_done_when_the_signal_came_is_ok():
     assert status(0, has_ended=True, stop_signal=signal.SIGINT).status == "ok"
 
 
-def test_timeout_beats_the_signal_it_was_ended_with():
-    got = status(137, timed_out=True)
-    assert (got.status, got.exit_code) == ("timeout", 124)
+@pytest.mark.parametrize(("word", "code"), [("timeout", 124), ("hang", 124), ("failed", 137)])
+def test_the_reason_for_which_we_ended_a_run_beats_its_signal_and_its_words(word, code):
+    got = status(137, ["ValueError: later"], given_up=(word, "why"))
+    assert (got.status, got.exit_code, got.cause) == (word, code, "why")
 
 
 @pytest.mark.parametrize(
@@ -105,17 +105,6 @@ def test_a_rank_that_torchrun_killed_is_not_the_cause():
         "  traceback : exitcode  : -9",
     ]
     assert status(1, lines, oom_kills=0).cause == "ValueError: the real reason"
-
-
-def test_a_hang_says_how_long_and_where():
-    got = status(143, stall=Stall(301.0, 300.0, 7))
-    assert (got.status, got.exit_code) == ("hang", 124)
-    assert got.cause.startswith("no progress for 301 s (limit 300 s) after iteration 7")
-
-
-def test_a_lost_companion_is_the_cause():
-    got = status(143, ["ValueError: later"], companion="the hog of cpu ended before the run did")
-    assert (got.status, got.cause) == ("failed", "the hog of cpu ended before the run did")
 
 
 def test_a_full_disk_is_a_failure_that_says_so():

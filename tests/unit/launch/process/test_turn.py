@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from processes import wait_for
 
 from configs.files import ROOT
 from launch.process import turn as module
-from launch.process.turn import LOCK_VARIABLE, lock_path, turn
+from launch.process.turn import LOCK_VARIABLE, turn
 
 HOLDER = """
 import sys
@@ -26,6 +27,10 @@ with turn("model\\x1b[31m a", print):
 def own_lock(monkeypatch, tmp_path):
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
     monkeypatch.setattr(module, "LOOK_S", 0.02)
+
+
+def lock_path():
+    return Path(os.environ[LOCK_VARIABLE])
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from full_disk import files_of_at_most
 
 from configs.errors import ConfigError
 from configs.study import make_point
-from launch.trainer.checkpoint import find_checkpoint, save_whole
+from launch.trainer.checkpoint import find_checkpoint, require_usable, save_whole
 
 POINT = make_point({"model": "tiny"})
 
@@ -38,13 +39,17 @@ def run(tmp_path, one_rank):
     return SimpleNamespace(run_dir=tmp_path, point=POINT, data_facts={".bin": 1})
 
 
-def test_latest_names_the_last_checkpoint(run):
+def test_latest_names_the_last_checkpoint_that_is_whole(run):
     for iteration in (3, 6):
         path = save_whole(run, iteration, writer())
         found = find_checkpoint(run.run_dir)
         assert (found.path, found.iteration, found.data) == (path, iteration, {".bin": 1})
         assert found.damage() == ""
-    assert json.loads((path / "checkpoint.json").read_text())["files"].keys() == {"states.pt"}
+    assert found.files.keys() == {"states.pt"}
+    with pytest.raises(KeyboardInterrupt):
+        save_whole(run, 9, writer(KeyboardInterrupt()))
+    assert find_checkpoint(run.run_dir).path == path
+    assert not (path.parent / "iteration-000009").exists()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run):
@@ -55,14 +60,6 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
     found = find_checkpoint(run.run_dir)
     assert (found.path, found.damage()) == (first, "")
     assert {path.name for path in first.parent.iterdir()} == {first.name, "latest"}
-
-
-def test_a_save_that_is_cut_short_has_no_checkpoints_name(run):
-    first = save_whole(run, 3, writer())
-    with pytest.raises(KeyboardInterrupt):
-        save_whole(run, 6, writer(KeyboardInterrupt()))
-    assert find_checkpoint(run.run_dir).path == first
-    assert not (first.parent / "iteration-000006").exists()
 
 
 @pytest.fixture
@@ -100,19 +97,17 @@ def test_a_folder_without_a_checkpoint_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"schema_version": 1, "iteration": 4}', "\x00\xff"]
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "not a JSON object"),
+        ('{"schema_version": 2}', "schema_version is not 1"),
+        ('{"schema_version": 1, "iteration": 4}', "not a checkpoint of this harness"),
+    ],
 )
-def test_what_is_no_checkpoint_of_ours_is_named(run_dir, text):
-    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
-    description.write_text(text)
-    with pytest.raises(ConfigError, match="not a checkpoint of this harness"):
-        find_checkpoint(run_dir)
-
-
-def test_a_checkpoint_of_another_form_is_named(run_dir):
-    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
-    description.write_text(description.read_text().replace('version": 1', 'version": 2'))
-    with pytest.raises(ConfigError, match="schema_version = 2"):
+def test_what_is_no_checkpoint_of_ours_is_named(run_dir, text, words):
+    (run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json").write_text(text)
+    with pytest.raises(ConfigError, match=rf"checkpoint\.json: {words}"):
         find_checkpoint(run_dir)
 
 
@@ -141,11 +136,19 @@ def test_what_changes_no_bit_may_differ(run_dir, fields):
 
 
 def test_a_checkpoint_of_the_last_iteration_leaves_nothing_to_do(run_dir):
-    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
-    table = json.loads(description.read_text())
-    description.write_text(json.dumps({**table, "iteration": POINT.iterations}))
-    (reason,) = find_checkpoint(run_dir).differences(POINT)
+    found = replace(find_checkpoint(run_dir), iteration=POINT.iterations)
+    (reason,) = found.differences(POINT)
     assert "nothing is left to do" in reason
+
+
+def test_all_that_forbids_going_on_is_said_at_once(run_dir, one_rank):
+    checkpoint = find_checkpoint(run_dir)
+    run = SimpleNamespace(point=POINT, data_facts={".bin": 1}, data_prefix="/d")
+    require_usable(run, checkpoint)
+    (checkpoint.path / "a.pt").unlink()
+    run.point, run.data_facts = make_point({"model": "tiny", "seed": 7}), {".bin": 2}
+    with pytest.raises(ConfigError, match=r"seed = 7: .*data_prefix = /d: .*damaged: .*a\.pt"):
+        require_usable(run, checkpoint)
 
 
 def test_damage_is_found_by_whoever_looks_at_the_file(run_dir):

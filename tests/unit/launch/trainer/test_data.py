@@ -1,12 +1,9 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from configs.errors import ConfigError
 from configs.schema import Model, Point
-from launch.trainer.data import MicroBatches, read_vocabulary, sample_indices
+from launch.trainer.data import MicroBatches, sample_indices
 
 MODEL = Model(
     name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=8, vocab_size=100
@@ -55,28 +52,3 @@ def test_a_token_outside_the_vocabulary_is_named() -> None:
     list(batches.of_iteration(99))
     with pytest.raises(ConfigError, match=r"token 100, but model\.vocab_size = 100"):
         list(batches.of_iteration(100))
-
-
-def test_the_manifest_beside_the_data_says_what_ends_a_document(tmp_path: Path) -> None:
-    point = Point(model=MODEL)
-    vocabulary = read_vocabulary(tmp_path / "corpus", point)
-    assert (vocabulary.vocab_size, vocabulary.eod) == (100, 99)
-    (tmp_path / "manifest.json").write_text(json.dumps({"vocab_size": 90, "eod": 7}))
-    vocabulary = read_vocabulary(tmp_path / "corpus", point)
-    assert (vocabulary.vocab_size, vocabulary.eod) == (90, 7)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "named"),
-    [
-        ('{"vocab_size": 101, "eod": 0}', "vocab_size = 101: the model has only 100"),
-        ('{"vocab_size": 90}', "no valid 'vocab_size' and 'eod'"),
-        ("[]", "no valid 'vocab_size' and 'eod'"),
-        ("{", "no valid 'vocab_size' and 'eod'"),
-    ],
-)
-def test_a_manifest_that_does_not_fit_is_named(tmp_path: Path, manifest: str, named: str) -> None:
-    (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(ConfigError) as raised:
-        read_vocabulary(tmp_path / "corpus", Point(model=MODEL))
-    assert named in str(raised.value)

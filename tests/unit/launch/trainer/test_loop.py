@@ -10,8 +10,8 @@ import deep_optimizer_states
 from configs.schema import Model, Point
 from configs.study import make_point
 from launch.trainer import deepspeed_adapter, loop
-from launch.trainer.deepspeed_adapter import CosineSchedule, PeakMemory
-from launch.trainer.loop import PhaseClock, evaluates_after, learning_rate, saves_after
+from launch.trainer.deepspeed_adapter import CosineSchedule
+from launch.trainer.loop import PeakMemory, PhaseClock, learning_rate
 from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import eager_imports, plugin_installed
 
@@ -54,23 +54,54 @@ def test_the_optimizer_has_the_rate_of_the_coming_update_and_goes_on_where_anoth
     assert second.param_groups == first.param_groups
 
 
-def test_checkpoints_are_due_at_every_interval_and_at_the_end():
-    point = Point(model=MODEL, iterations=7, save_interval=3, eval_interval=3)
-    assert [i for i in range(1, 8) if saves_after(point, i)] == [3, 6, 7]
-    assert [i for i in range(1, 8) if evaluates_after(point, i)] == [3, 6]
-    never = Point(model=MODEL, iterations=7)
-    assert not any(saves_after(never, i) or evaluates_after(never, i) for i in range(1, 8))
+@pytest.mark.parametrize(
+    ("fields", "evaluated", "saved"),
+    [({"save_interval": 3, "eval_interval": 3}, [3, 6], [3, 6, 7]), ({}, [], [])],
+)
+def test_checkpoints_are_due_at_every_interval_and_at_the_end(
+    monkeypatch, fields, evaluated, saved
+):
+    seen = {"evaluation": [], "checkpoint": [], "iteration": []}
+    monkeypatch.setattr(loop.dist, "barrier", lambda: None)
+    monkeypatch.setattr(loop, "save_whole", lambda run, number, save: number)
+    timed = []
+    adapter = SimpleNamespace(
+        begin_timing=lambda: timed.append(len(seen["iteration"])),
+        train=lambda number: number,
+        evaluate=lambda: 1.0,
+        save=None,
+    )
+    recorder = SimpleNamespace(
+        iteration=seen["iteration"].append,
+        evaluation=lambda number, loss: seen["evaluation"].append(number),
+        checkpoint=lambda number, path: seen["checkpoint"].append(number),
+    )
+    run = SimpleNamespace(point=Point(model=MODEL, iterations=7, **fields), checkpoint=None)
+    loop.iterate(run, adapter, recorder)
+    assert seen == {"evaluation": evaluated, "checkpoint": saved, "iteration": [*range(1, 8)]}
+    assert timed == [0, *saved]
 
 
 def test_a_phase_is_summed_until_it_is_taken():
     clock = PhaseClock(CPU)
     for _ in range(2):
-        with clock.phase("backward"):
-            sum(range(10_000))
+        clock.begin()
+        sum(range(10_000))
+        clock.end("backward")
     first = clock.take()
     assert first["backward_ms"] > 0
     assert first["forward_ms"] == first["update_ms"] == 0.0
     assert clock.take()["backward_ms"] == 0.0
+
+
+def test_a_peak_is_noted_before_somebody_else_resets_it(monkeypatch):
+    peaks, resets = iter((5, 3, 2)), []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(1))
+    peak = PeakMemory(torch.device("cuda"))
+    peak.note()
+    assert (peak.take(), peak.take()) == (5, 2)
+    assert len(resets) == 2
     assert PeakMemory(CPU).take() is None
 
 

@@ -10,9 +10,10 @@ import torch
 from configs.errors import ConfigError
 from configs.study import load_study
 from launch.hosts.namespaces import INTERFACE
-from launch.trainer import optimizer as module, pipeline_adapter
+from launch.trainer import pipeline_adapter
 from launch.trainer.loop import learning_rate
-from launch.trainer.optimizer import Optimizer
+from launch.trainer.pipeline_adapter import COMMUNICATION, Optimizer, PipelineAdapter
+from optimus_cc import Kind
 
 MODEL = {
     **{"name": "test", "hidden": 8, "ffn": 8, "layers": 2, "heads": 2, "kv_heads": 2},
@@ -35,7 +36,7 @@ def point(**fields):
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """No other rank holds a part of the model."""
-    monkeypatch.setattr(module.dist, "all_reduce", lambda *_args, **_options: None)
+    monkeypatch.setattr(pipeline_adapter.dist, "all_reduce", lambda *_args, **_options: None)
 
 
 def parameters(dtype=torch.float32):
@@ -148,3 +149,19 @@ def test_a_ranks_own_link_is_counted_and_links_as_they_are_are_not(monkeypatch):
     del sent[INTERFACE]
     with pytest.raises(ConfigError, match="link_mbit = 20: this rank is behind no link"):
         pipeline_adapter.link_sent_bytes(point(link_mbit=20))
+
+
+def test_times_are_means_over_ranks_and_bytes_are_sums(monkeypatch):
+    """Four ranks that measured the same."""
+    monkeypatch.setattr(pipeline_adapter.dist, "all_reduce", lambda total: total.mul_(4))
+    traffic = SimpleNamespace(
+        seconds=lambda: dict.fromkeys(COMMUNICATION.values(), 0.001),
+        sent={kind: SimpleNamespace(sent_bytes=10 + i) for i, kind in enumerate(Kind)},
+    )
+    clock = SimpleNamespace(take=lambda: {"schedule_ms": 20.0, "update_ms": 5.0})
+    measured = SimpleNamespace(
+        _clock=clock, traffic=traffic, device="cpu", point=SimpleNamespace(num_ranks=4)
+    )
+    sent_bytes, times = PipelineAdapter._over_ranks(measured, 0.03)
+    assert sent_bytes == {f"{kind}_bytes": 4 * (10 + i) for i, kind in enumerate(Kind)}
+    assert times == pytest.approx([30.0, 15.0, *[1.0] * len(COMMUNICATION), 5.0])

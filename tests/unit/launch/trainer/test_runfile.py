@@ -1,19 +1,21 @@
-import base64
-import importlib
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.schema import Model, Point
 from configs.study import default_study
-from launch.hosts.ranks import TRAINER_MODULE
-from launch.pretrain_gpt import main
+from launch.hosts.launchers import TRAINER_MODULE
+from launch.pretrain_gpt import train
 from launch.process.outcome import judge
 from launch.process.supervise import Ending
-from launch.trainer.runfile import ranks_from_environment, read_run_file, with_tuned_config
+from launch.trainer.runfile import ranks_from_environment, read_run_file, run_program
 from launch.trainers.own import LIGHTNING_MODULE, PIPELINE_MODULE
 
 POINT: dict[str, Any] = {
@@ -48,7 +50,6 @@ def test_a_run_folder_is_read(run_dir: Path) -> None:
     run = read_run_file(run_dir / "run.json")
     assert run.point.accumulation == 2
     assert run.metrics_path == run_dir / "metrics.jsonl"
-    assert run.index_cache_dir.parent == run_dir
     assert run.data_prefix == run_dir / "corpus.v1"
 
 
@@ -120,21 +121,14 @@ def test_what_is_wrong_is_named(
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_are_missing_or_broken_are_named(run_dir: Path) -> None:
-    (run_dir / "ds_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"ds_config\.json: cannot be read: No such file"):
-        read_run_file(run_dir / "run.json")
-    (run_dir / "ds_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"ds_config\.json: not valid JSON"):
-        read_run_file(run_dir / "run.json")
-    (run_dir / "ds_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="not a JSON object"):
-        read_run_file(run_dir / "run.json")
-
-
-def test_data_of_another_format_is_named(run_dir: Path) -> None:
-    (run_dir / "corpus.v1.idx").write_bytes(b"MMIDIDX")
-    with pytest.raises(ConfigError, match=r"corpus\.v1\.idx is not an index of Megatron's"):
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [(None, "cannot be read: No such file"), ("{", "not valid JSON"), ("[]", "not a JSON object")],
+)
+def test_files_that_are_missing_or_broken_are_named(run_dir: Path, text, named) -> None:
+    path = run_dir / "ds_config.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"ds_config\.json: {named}"):
         read_run_file(run_dir / "run.json")
 
 
@@ -146,52 +140,31 @@ def test_an_earlier_runs_metrics_are_kept(run_dir: Path) -> None:
     assert metrics.read_text() == "earlier\n"
 
 
-def test_the_user_gets_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_user_gets_one_line_of_rank_0_that_the_launcher_finds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    assert main([str(tmp_path / "run.json")]) == 2
-    assert capsys.readouterr().err.startswith("pretrain_gpt: error: ")
-    monkeypatch.setenv("RANK", "1")
-    assert main([str(tmp_path / "run.json"), "--local_rank=1"]) == 2
-    assert capsys.readouterr().err == ""
-
-
-def test_a_config_of_the_autotuner_brings_its_batches_and_stage(run_dir: Path) -> None:
-    run = read_run_file(run_dir / "run.json")
-    table = {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 3,
-        "zero_optimization": {"stage": 1},
-        "autotuning": {"enabled": True, "metric_path": str(run_dir / "tried/metrics.json")},
-    }
-    text = base64.urlsafe_b64encode(json.dumps(table).encode()).decode()
-    tried = with_tuned_config(run, text)
-    assert (tried.point.micro_batch_size, tried.point.global_batch_size) == (4, 12)
-    assert (tried.point.zero_stage, tried.point.offload_optimizer) == (1, "none")
-    assert tried.ds_config == table
-    assert tried.metrics_path == run_dir / "tried" / "metrics.jsonl", "not the run's own"
-    assert tried.metrics_path.parent.is_dir()
-    del table["autotuning"]
-    (run_dir / "best.json").write_text(json.dumps(table))
-    best = with_tuned_config(run, str(run_dir / "best.json"))
-    assert (best.metrics_path, best.point.accumulation) == (run.metrics_path, 3)
-
-
-@pytest.mark.parametrize("config", ["nothing", "e30=", "missing.json"])
-def test_a_config_of_the_autotuner_that_is_none_is_named(run_dir: Path, config: str) -> None:
-    run = read_run_file(run_dir / "run.json")
-    with pytest.raises(ConfigError, match=r"--deepspeed_config|missing\.json: cannot be read"):
-        with_tuned_config(run, config)
-
-
-@pytest.mark.parametrize("module", [TRAINER_MODULE, PIPELINE_MODULE, LIGHTNING_MODULE])
-def test_what_the_user_has_to_mend_is_a_line_that_the_launcher_finds(module, capsys, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert importlib.import_module(module).main(["/nowhere/run.json"]) == 2
+    assert run_program(train, "", ["/nowhere/run.json"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("pretrain_gpt: error: /nowhere/run.json: cannot be read:")
     assert judge(Ending(2, 1.0), [line], has_ended=False).cause == line
+    monkeypatch.setenv("RANK", "1")
+    assert run_program(train, "", ["/nowhere/run.json", "--local_rank=1"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("module", [TRAINER_MODULE, PIPELINE_MODULE, LIGHTNING_MODULE])
+def test_every_trainers_program_reads_its_command_line_before_it_loads_anything(module):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", module, "/nowhere/run.json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pretrain_gpt: error: /nowhere/run.json: cannot be read:" in done.stderr
+    assert not re.search(r"\| +(torch|deepspeed|lightning|megatron)$", done.stderr, re.MULTILINE)
 
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
@@ -204,27 +177,19 @@ TORCHRUN = {
 }
 
 
-def test_a_plain_process_is_the_only_rank() -> None:
-    ranks = ranks_from_environment({})
-    assert (ranks.rank, ranks.local_rank, ranks.num_ranks) == (0, 0, 1)
-    assert ranks.is_first
-    assert ranks.is_last
+def test_a_plain_process_is_the_only_rank_and_the_command_lines_local_rank_wins() -> None:
     environment: dict[str, str] = {}
+    ranks = ranks_from_environment(environment)
     ranks.export(environment)
     assert set(environment) == set(TORCHRUN)
-
-
-def test_a_launchers_environment_stays_and_the_command_lines_local_rank_wins() -> None:
+    assert (ranks.rank, ranks.num_ranks, ranks.is_first, ranks.is_last) == (0, 1, True, True)
     for given in (None, 0):
         ranks = ranks_from_environment(TORCHRUN, local_rank=given)
-        assert (ranks.local_rank, ranks.is_first, ranks.is_last) == (
-            1 if given is None else 0,
-            False,
-            True,
-        )
+        local = 1 if given is None else 0
+        assert (ranks.local_rank, ranks.is_first, ranks.is_last) == (local, False, True)
         environment = dict(TORCHRUN)
         ranks.export(environment)
-        assert environment == {**TORCHRUN, "LOCAL_RANK": str(ranks.local_rank)}
+        assert environment == {**TORCHRUN, "LOCAL_RANK": str(local)}
 
 
 @pytest.mark.parametrize(

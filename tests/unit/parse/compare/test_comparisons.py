@@ -1,4 +1,5 @@
 import csv
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -29,25 +30,25 @@ def gpu_sweep(sweep_writer):
     return write
 
 
-def compared(folder, **options):
+def compared(folder):
     runs = read_sweep(folder)
     label_runs(runs)
-    return compare_points(runs, 1, **options)
+    return compare_points(runs, 1)
 
 
 def test_a_speed_up_over_paired_repeats(gpu_sweep):
     (item,) = compared(gpu_sweep())
     assert (item.equality, item.withheld) == ("equal", "")
-    ratio = item.ratio("iteration")
+    ratio = item.ratios["iteration"]
     assert ratio.paired
     assert ratio.ratio == item.speedup("iteration") == pytest.approx(2.0)
-    assert ratio.low < 2.0 < ratio.high
+    assert ratio.low <= 2.0 <= ratio.high
     assert len(item.ours.finished) == 3
 
 
 def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
     (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
-    assert not item.ratio("iteration").paired
+    assert not item.ratios["iteration"].paired
     assert (item.equality, item.withheld) == ("equal", "")
     assert len(item.reference.finished) == 2
 
@@ -55,7 +56,7 @@ def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
 def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
     failed = {"status": "failed"}
     (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
-    assert not item.ratio("iteration").paired
+    assert not item.ratios["iteration"].paired
     assert len(item.ours.finished) == len(item.reference.finished) == 2
 
 
@@ -91,13 +92,10 @@ def test_a_speed_up_is_withheld_with_its_reason(gpu_sweep, changes, equality, wh
 
 def test_one_close_repeat_makes_the_point_close_and_passes_no_bitwise_gate(gpu_sweep):
     changes = {"hybrid2": {"losses": (9.0, 8.5, 8.25, 8.125, 8.0005), "digest": "bb"}}
-    folder = gpu_sweep(**changes)
-    (item,) = compared(folder)
+    (item,) = compared(gpu_sweep(**changes))
     reason = "repeat 2: the pair is only close (5 losses, largest difference 0.0005 at iteration 5)"
     assert (item.equality, item.withheld) == ("close", reason)
     assert item.speedup("iteration") is None
-    (item,) = compared(folder, tolerance=1e-4)
-    assert item.equality == "differs"
 
 
 def test_a_cpu_is_never_faster(sweep_writer):
@@ -131,19 +129,11 @@ def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tm
         "207.5",
         "12",
     )
-    assert float(first["ratio_low"]) < 2 < float(first["ratio_high"])
+    assert float(first["ratio_low"]) <= 2 <= float(first["ratio_high"])
     assert "differs" in first["withheld"]
     table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()
     assert [str(row["ratio"]) for row in table] == [row["ratio"] for row in rows]
     assert table[0]["speedup"] is None
-
-
-def test_somebody_elses_table_stays(gpu_sweep, tmp_path, capsys):
-    path = tmp_path / "comparisons.csv"
-    path.write_text("mine\n")
-    assert parse([str(gpu_sweep()), "--out", str(tmp_path)]) == 2
-    assert "not a table of this parser" in capsys.readouterr().err
-    assert path.read_text() == "mine\n"
 
 
 NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
@@ -170,10 +160,7 @@ def test_a_log_is_paired_with_one_of_as_many_iterations(lone_logs):
     assert (item.equality, item.withheld) == ("equal", "")
     assert item.pairs[0].reference is runs[1]
     assert [len(point.runs) for point in (item.reference, item.ours)] == [1, 1]
-    assert [run.label for run in runs] == [
-        "7B vanilla 5 iterations", "7B vanilla 10 iterations", "7B hybrid stride 2 10 iterations",
-    ]  # fmt: skip
-    assert [run.case for run in runs] == ["7B, 5 iterations", *["7B, 10 iterations"] * 2]
+    assert [run.label for run in runs] == ["7B vanilla", "7B vanilla #2", "7B hybrid stride 2"]
 
 
 def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
@@ -204,7 +191,7 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
     label_runs(runs)
     (item,) = compare_points(runs, 1)
     assert (item.equality, item.withheld) == ("equal", "")
-    assert item.ratio("iteration").paired
+    assert item.ratios["iteration"].paired
     assert {(p.run.campaign, p.run.repeat) for p in item.pairs} == {
         (p.reference.campaign, p.reference.repeat) for p in item.pairs
     }
@@ -218,3 +205,27 @@ def test_equal_runs_that_diverged_alike_do_not_hold(gpu_sweep):
     assert (item.equality, finding.holds) == ("equal", False)
     assert "loss: diverged" in finding.verdict
     assert item.speedup("iteration") is None
+
+
+def run_of(commit, code=None):
+    kept = {"git": {"commit": commit, "dirty": False}}
+    if code is not None:
+        kept["code"] = {"sha256": code, "files": {}}
+    log = SimpleNamespace(device=None, metrics=None)
+    return SimpleNamespace(provenance=kept, log=log, hardware="", gpus=[])
+
+
+@pytest.mark.parametrize(
+    ("runs", "texts"),
+    [
+        ([run_of("abc", "1"), run_of("abd", "1")], []),
+        ([run_of("abc", "1"), run_of("abc", "2")], ["code differs (1, 2)"]),
+        ([run_of("abc"), run_of("abd")], ["commit differs (abc, abd)"]),
+        (
+            [run_of("abc", "1"), run_of("abd")],
+            ["code differs (1, not known)", "commit differs (abc, abd)"],
+        ),
+    ],
+)
+def test_the_code_that_runs_counts_and_the_commit_only_where_it_is_not_known(runs, texts):
+    assert differences(runs) == texts

@@ -6,9 +6,6 @@ import json
 import pytest
 from programs import report as main
 
-from configs.errors import ConfigError
-from configs.study import study_from
-
 STUDY = {
     "name": "twins",
     "title": "Twins",
@@ -105,9 +102,3 @@ def test_the_studys_results_are_columns_of_its_runs(twins):
     with (twins()["tables"] / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["error"], row["epoch_s"]) for row in rows} == {("0.25", "3.5")}
-
-
-def test_an_engine_cannot_equal_one_that_is_not_there():
-    engines = {**STUDY["engines"], "other": {"title": "x", "tag": "x", "equals": "noone"}}
-    with pytest.raises(ConfigError, match="not a study"):
-        study_from({**STUDY, "engines": engines}, "it")

@@ -201,20 +201,3 @@ def test_pages_of_a_figure_follow_its_first_in_their_order(sweep_writer, page):
     numbers = [found[1] if (found := re.search(r"\(page (\d+)\)", c)) else "" for c in captions]
     assert numbers == ["", "2", "", "2", "10"]
     assert "Asked for and not drawn" not in (folder / "report.html").read_text()
-
-
-def test_a_wide_table_scrolls_by_itself_beside_its_first_column(sweep_writer, page):
-    folder = sweep_writer.write_runs([("vanilla", 0, {})])
-    page(folder)
-    text = (folder / "report.html").read_text()
-    style = text.split("<style>")[1].split("</style>")[0]
-    style = re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
-    found = re.findall(r"^([^\s{}@][^{}@\n]*?) \{ ([^{}]*?) \}", style, re.MULTILINE)
-    rules = {selector.strip(): rule for selector, rule in found}
-    assert "overflow-x: auto" in rules[".scroll"]
-    assert "position: sticky; left: 0;" in rules["th:first-child"]
-    assert "background" in rules["tbody th:first-child"], "what scrolls is not seen below it"
-    assert "width: 100%" in rules["figure img"]
-    assert "max-width" not in rules["figure"]
-    for row in re.findall(r"<tr>.*?</tr>", text, re.DOTALL):
-        assert re.match(r"<tr><th ", row), "the first cell of a row is its head"

@@ -1,1 +1,0 @@
-"""What runs leave on disk, and what is known from it: run folders, provenance, the ledger."""

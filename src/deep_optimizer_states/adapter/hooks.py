@@ -1,0 +1,304 @@
+"""Wrappers around methods of DeepSpeed's config and engine, once the plugin is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from deep_optimizer_states.adapter.guard import (
+    LOST_GRADIENTS,
+    installed_version,
+)
+from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
+
+if TYPE_CHECKING:  # it needs pydantic, without which commands still say what is missing
+    from deep_optimizer_states.config import Settings
+
+originals: dict[tuple[Any, str], Any] = {}
+"""DeepSpeed's own methods, by class and name, while ours are in their place."""
+Handler = Callable[[int, FrameType | None], Any]
+_HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_refused: dict[int, str] = {}
+"""Why a ZeRO stage of this DeepSpeed is refused, by stage."""
+
+
+def put_in(refused: dict[int, str]) -> None:
+    """Wrap the methods of DeepSpeed's config and engine.
+
+    Args:
+        refused: Why a ZeRO stage of this DeepSpeed is refused, by stage.
+    """
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    _refused.update(refused)
+    _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
+    _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
+    _wrap(DeepSpeedEngine, "step", _step)
+    _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
+
+
+def take_out() -> None:
+    """Give DeepSpeed its own methods back."""
+    for (owner, name), original in originals.items():
+        setattr(owner, name, original)
+    originals.clear()
+    _refused.clear()
+
+
+def _wrap(owner: Any, name: str, wrapper: Any) -> None:
+    original = getattr(owner, name)
+    originals[owner, name] = original
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -> None:
+    """Let DeepSpeed read its config once the paper's keys are translated."""
+    from deep_optimizer_states.config import read_settings, translate_paper_keys
+
+    translated = translate_paper_keys(param_dict)
+    settings = read_settings(translated)
+    original(config, translated)
+    config.deep_optimizer_states = settings
+    if settings.enabled:
+        check_supported(config)
+
+
+def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
+    from deepspeed.pipe import PipelineModule
+
+    from deep_optimizer_states.config import BLOCK, Settings
+
+    settings: Settings = getattr(engine._config, BLOCK, Settings())
+    # DeepSpeed gives no optimizer to an engine for inference.
+    if not settings.enabled or optimizer is None:
+        return original(engine, optimizer)
+    if isinstance(engine.module, PipelineModule):
+        if engine.zero_optimization_stage() < 3:
+            raise ConfigError(
+                f'"{BLOCK}" does not work with a PipelineModule: set {BLOCK}.enabled to false'
+            )
+        # DeepSpeed refuses it with ZeRO-3 after this method has returned, and nobody would end the
+        # lanes of an optimizer made here.
+        return original(engine, optimizer)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    from deep_optimizer_states.adapter.own_stream import time_own_stream
+
+    if type(optimizer) is not DeepSpeedCPUAdam:
+        forced = engine._config.zero_force_ds_cpu_optimizer
+        out = "" if forced else ', or take "zero_force_ds_cpu_optimizer": false out'
+        raise ConfigError(
+            f'"{BLOCK}" works on DeepSpeedCPUAdam; the optimizer is '
+            f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
+            f'"optimizer" block, or pass it a DeepSpeedCPUAdam{out}'
+        )
+    module, name, ours = _adapter_of(engine, settings)
+    # The method looks the name up in this module when it runs: swap it for the length of the call.
+    stock = getattr(module, name)
+    setattr(module, name, ours)
+    try:
+        made = original(engine, optimizer)
+    finally:
+        setattr(module, name, stock)
+    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
+        time_own_stream(engine.tput_timer)
+    return made
+
+
+def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
+    """Return module and name of the class of this engine's stage, and ours in its place."""
+    if engine.zero_optimization_stage() < 3:
+        from deepspeed.runtime import engine as module
+
+        from deep_optimizer_states.adapter.zero12 import InterleavedFlatOptimizer
+
+        zero = engine._config.zero_config
+        is_given = "sub_group_size" in zero.model_fields_set
+        flat = functools.partial(
+            InterleavedFlatOptimizer,
+            settings=settings,
+            # Stock has no subgroups at these stages, so that its default means nothing here.
+            subgroup_numel=zero.sub_group_size if is_given else 0,
+        )
+        return module, "DeepSpeedZeroOptimizer", flat
+    # DeepSpeed imports this module later, and it subclasses stock's optimizer: it must not meet
+    # ours in its place.
+    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
+    from deepspeed.runtime.zero import stage3
+
+    from deep_optimizer_states.adapter.zero3.optimizer import InterleavedZeroOptimizer
+
+    zero3 = functools.partial(
+        InterleavedZeroOptimizer,
+        settings=settings,
+        is_managed=_is_managed(engine),
+    )
+    return stage3, "DeepSpeedZeroOptimizer_Stage3", zero3
+
+
+def _is_managed(engine: Any) -> bool:
+    # Releases before 0.19 know no other way to end a window.
+    return not hasattr(engine, "managed_gradient_accumulation") or bool(
+        engine.managed_gradient_accumulation()
+    )
+
+
+def _is_ours(engine: Any) -> bool:
+    return hasattr(engine.optimizer, "background")
+
+
+def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    with signals_held_back():
+        return original(engine, *args, **kwargs)
+
+
+def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load as DeepSpeed does, perhaps after an update that failed."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    background = engine.optimizer.background
+    asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
+        background.refuse_while_open()
+    with background.overlooking_failure():
+        had_failed = background.has_failed
+        found = original(engine, *args, **kwargs)
+    if had_failed and not background.has_failed:
+        # DeepSpeed does not count the micro-batch whose step failed, and the next window would end
+        # one too early.
+        engine.micro_steps += -engine.micro_steps % engine.gradient_accumulation_steps()
+    return found
+
+
+def check_supported(config: Any) -> None:
+    """Refuse what the engine does not do, by name.
+
+    Raises:
+        ConfigError: Names the setting, its value and the way out.
+        UnsupportedDeepSpeedError: DeepSpeed's code of this stage is not known, or stock itself goes
+            wrong there in this release.
+    """
+    from deep_optimizer_states.config import BLOCK, PREFETCH_MEMORY, STEP_BEFORE_NORM
+
+    zero = config.zero_config
+    offload, offload_param = zero.offload_optimizer, zero.offload_param
+    device = "none" if offload is None else _text(offload.device)
+    param_device = "none" if offload_param is None else _text(offload_param.device)
+    ratio = 1.0 if offload is None else offload.ratio
+    name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
+    fp16 = config.float16_config.fp16_master_weights_and_grads
+    bf16 = config.bfloat16_config.bf16_master_weights_and_grads
+    deepcompile = getattr(config.compile_config, "deepcompile", False)
+    is_adam = name.lower() in ("adam", "adamw")
+    # docs/settings.md says what Muon leaves for this package to do.
+    is_muon = name.lower() == "muon"
+    why = ": Muon needs whole matrices before any tile can be updated" if is_muon else ""
+    torch_adam = (config.optimizer_params or {}).get("torch_adam")
+    # Both are in DeepSpeed before 0.19.7 only.
+    mics = getattr(zero, "mics_shard_size", -1)
+    is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
+    ours = getattr(config, BLOCK)
+    resident, early, ahead = ours.ratio, ours.step_before_norm, ours.prefetch_memory_bytes
+    is_fp16, clipping = config.float16_config.enabled, config.gradient_clipping
+    out = "true: take it out"
+    wrong = [
+        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"{why}'),
+        (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
+        (zero.stage not in (1, 2, 3), f"zero_optimization.stage = {zero.stage}: set it to 1 to 3"),
+        (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
+        (
+            param_device not in ("none", "cpu"),
+            f'offload_param.device = {param_device}: set it to "cpu", or take offload_param out',
+        ),
+        (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
+        (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
+        (is_mics, f"zero_optimization.mics_shard_size = {mics}: take it out"),
+        (is_compressed, "compression_training: take it out; it quantises weights behind a step"),
+        (getattr(offload, "super_offload", False), f"super_offload = {out}"),
+        (zero.stage < 3 and fp16, f"fp16_master_weights_and_grads = {out}, or use stage 3"),
+        (zero.stage < 3 and bf16, f"bf16_master_weights_and_grads = {out}, or use stage 3"),
+        (
+            zero.stage < 3 and resident < 1,
+            f"{BLOCK}.ratio = {resident}: set it to 1; at stage {zero.stage} the state of a "
+            "parameter group is one tensor, of which no share can stay on the device",
+        ),
+        (zero.stage < 3 and early, f"{STEP_BEFORE_NORM} = {out}, or use stage 3"),
+        (zero.stage < 3 and ahead, f"{PREFETCH_MEMORY} = {ahead!r}: set it to 0, or use stage 3"),
+        (
+            early and clipping > 0,
+            f"{STEP_BEFORE_NORM} = true and gradient_clipping = {clipping}: the norm decides what "
+            "gradients are multiplied by; set the one to false or the other to 0",
+        ),
+        (
+            early and is_fp16,
+            f"{STEP_BEFORE_NORM} = true and fp16: an overflow skips the step; use bf16, or set it "
+            "to false",
+        ),
+        (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
+    ]
+    found = [sentence for is_wrong, sentence in wrong if is_wrong]
+    if found:
+        raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
+    if zero.stage in _refused:
+        raise UnsupportedDeepSpeedError(_refused[zero.stage])
+    if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
+        raise UnsupportedDeepSpeedError(
+            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "
+            f"{LOST_GRADIENTS.why}; install a release after {LOST_GRADIENTS.last}, or set the "
+            "stage to 3"
+        )
+
+
+def _text(device: Any) -> str:
+    # DeepSpeed holds the device as an enum member or as its value, depending on how it was given.
+    return str(getattr(device, "value", device))
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Call Python's signal handlers after the block, and not in the middle of it.
+
+    Ctrl-C between an update and the counters that belong to it would leave an engine whose next
+    checkpoint is wrong. A second signal of the same number is let through at once: something hangs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run on the main thread alone
+        return
+    held: dict[int, FrameType | None] = {}
+    handlers: dict[int, Handler] = {}
+    number: int
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if number in held:
+            handlers[number](number, frame)
+        else:
+            held[number] = frame
+
+    for number in _HELD_BACK:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handlers[number] = handler
+            signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is hold:
+                signal.signal(number, handler)
+        for number, frame in held.items():
+            handlers[number](number, frame)

@@ -1,0 +1,437 @@
+"""The update phase of one step: what each tile needs, who steps it, and its launch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed import comm as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.utils import log_dist
+from torch import Tensor
+
+from deep_optimizer_states.adapter.guard import installed_version
+from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
+from deep_optimizer_states.adapter.steppers import Steppers
+from deep_optimizer_states.auto import settle_policy
+from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.core.executor import Executor, OnSpans, Types, Work
+from deep_optimizer_states.core.host import local_ranks
+from deep_optimizer_states.core.kernels.adam import (
+    AdamScalars,
+    AdamTensors,
+    BetaPowers,
+    adam_scalars,
+    tail_within,
+)
+from deep_optimizer_states.core.plan import Tile
+from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.timeline import WAIT, Recorder, Span, TimelineFile
+from deep_optimizer_states.core.update import Background, Handover, Update
+from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
+from deep_optimizer_states.errors import ConfigError, UpdateError
+
+_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
+"""Fields of a parameter group that Adam reads."""
+
+
+class Gradients:
+    """Gradients as an update asks for them, wherever they are."""
+
+    dtype: torch.dtype
+    """Type of those that no parameter was left out of."""
+
+    def beside_state(self, subgroup: int) -> Tensor:
+        """Return a subgroup's gradients in the memory that its state lives in, 1-D."""
+        raise NotImplementedError
+
+    def stepped(self, factor: float) -> None:
+        """Note that the update is launched, which multiplies every gradient by ``factor``."""
+        raise NotImplementedError
+
+    def widened(self) -> dict[int, Tensor]:
+        """Return gradients of the subgroups that must be stepped where their state lives.
+
+        They are 1-D, in the type of master weights, before this step's factor, and in the memory
+        that the subgroup's state lives in.
+        """
+        return {}
+
+    def on_device(self, number: int) -> Tensor | None:
+        """Return the gradient that the device keeps of a tile that may pass through a slot."""
+        return None
+
+    def drain(self) -> None:
+        """Wait until every gradient is at home."""
+        return
+
+    def forget_flushes(self) -> None:
+        """Forget those of before an update that failed; the lanes are idle."""
+        return
+
+
+@dataclass
+class _Begun:
+    """An update, from its first tile until ``step()`` has launched the rest.
+
+    Attributes:
+        handover: Through which it gets its tiles.
+        update: Who waits for which tile.
+        scalars: Adam's, by subgroup.
+        grad_scale: Factor of the gradients.
+        groups: Hyperparameters that it goes by, of every parameter group.
+        work: What the tiles handed over need.
+    """
+
+    handover: Handover
+    update: Update
+    scalars: list[AdamScalars]
+    grad_scale: float
+    groups: list[dict[str, Any]]
+    work: dict[int, Work] = field(default_factory=dict)
+
+
+class UpdatePhase:
+    """Adam on every tile of this rank, in one launch a step.
+
+    It owns the executor with its buffers, and the count of updates. Of stock it reads Adam's
+    hyperparameters, and steps its counters as stock's own update would.
+
+    Raises:
+        KernelError: The device cannot step, or its bits are others.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
+        self,
+        stock: AnyStock,
+        settings: Settings,
+        steppers: Steppers,
+        schedule: Schedule,
+        homes: StateHomes,
+        gradients: Gradients,
+        background: Background,
+    ) -> None:
+        self.num_updates = 0
+        self._stock = stock
+        self._settings = settings
+        self._steppers = steppers
+        self._schedule = schedule
+        self._homes = homes
+        self._gradients = gradients
+        self._background = background
+        self._begun: _Begun | None = None
+        betas = stock.optimizer.defaults["betas"]
+        self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
+        grad_dtype, weights_dtype = gradients.dtype, stock.dtype
+        read = {grad_dtype} if schedule.slot_numel else set()
+        if schedule.resident_tiles:
+            # The second is that of gradients of parameters that took no part.
+            read |= {grad_dtype, stock.master_weights_and_grads_dtype}
+        for dtype in read:
+            steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
+        self.executor = Executor(
+            schedule,
+            Types(grad_dtype, weights_dtype, *steppers.state_dtypes),
+            steppers.lanes,
+            steppers.host_adam,
+            steppers.lanes.near.num_threads,
+            self._open_timeline(),
+        )
+
+    def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
+        if self._steppers.recorder is None:
+            return None
+        file = TimelineFile(Path(self._settings.timeline), dist.get_rank())
+
+        def on_spans(spans: list[Span], begin_s: float, end_s: float) -> None:
+            log_dist(f"deep_optimizer_states: {file.write(spans, begin_s, end_s)}", ranks=[0])
+
+        return self._steppers.recorder, on_spans
+
+    def announce(self, stage: int, why: str) -> None:
+        """Say on rank 0, in one line, that this engine has the plugin and what will be done.
+
+        Nothing else that a program prints shows it. So it is a warning, which is what DeepSpeed's
+        logger lets through unless it is told otherwise.
+
+        Args:
+            stage: ZeRO's.
+            why: Why the policy is what it is; empty where it was given.
+        """
+        settings, schedule = self._settings, self._schedule
+        number = {"stride": f" {settings.stride}", "ratio": f" {settings.ratio:g}"}
+        policy = why or f"policy {settings.policy}{number.get(settings.policy, '')}"
+        resident, through = len(schedule.resident_tiles), len(schedule.device_tiles)
+        on_host = len(schedule.tiles) - resident - through
+        shares = f"{on_host} updated on the CPU and {through} on the device"
+        if schedule.dynamic:
+            shares = f"{on_host + through} shared out while the update runs"
+        emulated = "" if get_accelerator().device_name() == "cuda" else " (emulated, without a GPU)"
+        log_dist(
+            f"deep_optimizer_states: this engine uses the plugin (DeepSpeed {installed_version()}, "
+            f"ZeRO stage {stage}): {policy}; {self._homes.num_subgroups} subgroups in "
+            f"{len(schedule.tiles)} tiles, {shares}, {resident} resident on the device{emulated}; "
+            f"step_before_norm {'on' if settings.step_before_norm else 'off'}, "
+            f"prefetch_memory_bytes {settings.prefetch_memory_bytes}; CPU lane of "
+            f"{self._steppers.lanes.near}",
+            ranks=[0],
+            level=logging.WARNING,
+        )
+
+    @property
+    def has_shown_needs(self) -> bool:
+        """Return whether enough updates were made to know what the device has to spare."""
+        return self.num_updates >= FIRST_UPDATES
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether an update has begun before ``step()``."""
+        return self._begun is not None
+
+    @property
+    def is_next_repeated(self) -> bool:
+        """Return whether the next update is repeated, so that all state is kept from before it."""
+        return is_due(self.num_updates + 1, self._settings.verify_every)
+
+    def has_given(self, tile: int) -> bool:
+        """Return whether an update that has begun was given a tile."""
+        return self._begun is not None and tile in self._begun.handover.given
+
+    @contextlib.contextmanager
+    def loading(self, is_whole: bool) -> Iterator[None]:
+        """Replace the state, after an update that failed too; loaded moments return home.
+
+        Args:
+            is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
+        """
+        what, background = "loading a checkpoint", self._background
+        with background.overlooking_failure():
+            if background.has_failed:
+                self._begun = None
+                self._steppers.lanes.forget_failure()
+                self.executor.reset()
+                self._gradients.forget_flushes()
+            with background.under_way(what), background.changing(what):
+                yield
+                self._homes.return_home()
+            if is_whole:
+                background.forget_failure()
+
+    def launch(self, order: Sequence[int] | None, grad_scale: float) -> None:
+        """Step every tile, or those that are left, on the background's thread.
+
+        Args:
+            order: All tiles in the order in which they are needed, where somebody else waits for
+                each; None to wait for all of them here.
+            grad_scale: What stock would multiply gradients with.
+
+        Raises:
+            UpdateError: The update has been waited for, and failed.
+        """
+        widened = self._gradients.widened()
+        begun, is_new = self._begun, self._begun is None
+        if begun is None:
+            begun = self._begin(
+                range(len(self._schedule.tiles)) if order is None else order, grad_scale
+            )
+        else:
+            self._check_promise(begun, grad_scale)
+        self._begun = None
+        rest = [tile for tile in begun.handover.order if tile not in begun.handover.given]
+        self._add_work(begun, rest, widened)
+        is_repeated = is_due(self.num_updates, self._settings.verify_every)
+        sample = Sample([begun.work[tile] for tile in rest]) if is_repeated else None
+        after = self.executor.caller_events()
+        begun.handover.give_rest(after, self._schedule.tiles_of_subgroups(widened))
+        if is_new:
+            self._start(begun, sample)
+        if is_repeated or order is None:
+            self._background.wait()
+        self._gradients.stepped(grad_scale)
+
+    def give(self, order: Sequence[int], tiles: Sequence[int]) -> None:
+        """Step tiles before ``step()``, in an update that begins with the first of them.
+
+        Args:
+            order: All tiles in the order in which they are needed.
+            tiles: Their gradients are final and go home, and nobody reads their weights any more.
+                Gradients of the whole subgroup need not be.
+        """
+        begun, is_new = self._begun, self._begun is None
+        if begun is None:  # without clipping and loss scale
+            begun = self._begun = self._begin(order, grad_scale=1.0)
+        self._add_work(begun, tiles, {})
+        begun.handover.give(tiles, self.executor.caller_events())
+        if is_new:
+            self._start(begun, None)
+
+    def send_ahead(self, tile: int) -> None:
+        """Prefetch master weights and moments of a tile that no update in flight has.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no room.
+        """
+        place = self._schedule.tiles[tile]
+        grad = self._gradients.beside_state(place.subgroup)
+        tensors = self._homes.tensors_of(place.subgroup, grad).narrow(place.start, place.numel)
+        self.executor.send_ahead(tile, self._name(tile), tensors.state)
+
+    def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
+        """Count an update and settle what it goes by."""
+        self.num_updates += 1
+        recorder = self._steppers.recorder
+
+        def on_wait(begin_s: float, end_s: float) -> None:
+            if recorder is not None:
+                what = f"{WAIT}for a tile that backward is done with"
+                recorder.add("CPU", what, begin_s, end_s)
+
+        handover = Handover(order, self.executor.claimed, self.executor.follow, on_wait)
+        subgroups = range(self._homes.num_subgroups)
+        scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
+        update = Update(len(self._schedule.tiles), handover)
+        return _Begun(handover, update, scalars, grad_scale, self._hyperparameters())
+
+    def _start(self, begun: _Begun, sample: Sample | None) -> None:
+        """Run an update on the background's thread, with what it was handed and what will be."""
+        executor, handover, update = self.executor, begun.handover, begun.update
+        number = self.num_updates
+
+        def run() -> None:
+            actions = self._schedule.actions(handover, executor.share, executor.has_room)
+            executor.run(begun.work, actions, update.issued, lambda: not handover.is_open)
+            if sample is not None:
+                self._gradients.drain()
+                sample.compare(self._steppers.host_adam, number)
+
+        self._background.launch(update, run)
+
+    def _hyperparameters(self) -> list[dict[str, Any]]:
+        groups = self._stock.optimizer.param_groups
+        # A rate may be a tensor that is written to.
+        return [{key: copy.deepcopy(group[key]) for key in _HYPERPARAMETERS} for group in groups]
+
+    def _check_promise(self, begun: _Begun, grad_scale: float) -> None:
+        """See that tiles stepped before ``step()`` were stepped as it would have.
+
+        Raises:
+            UpdateError: They were not, or the update failed.
+        """
+        self._background.check()
+        for before, after in zip(begun.groups, self._hyperparameters(), strict=True):
+            for key, value in before.items():
+                if after[key] != value:
+                    what = f"{key} changed from {value} to {after[key]}"
+                    self._refuse(what, "change it after engine.step()")
+        if grad_scale != begun.grad_scale:
+            what = f"it turned out that gradients are to be multiplied by {grad_scale}"
+            self._refuse(what, "leave clip_grad and the loss scale as they are")
+
+    def _refuse(self, what: str, way_out: str) -> None:
+        self._background.fail(
+            UpdateError(
+                f"between backward and engine.step() {what}, after backward had updated a part: "
+                f'{way_out}, or set "{STEP_BEFORE_NORM}" to false'
+            )
+        )
+
+    def _name(self, tile: int) -> str:
+        return f"tile {tile} (subgroup {self._schedule.tiles[tile].subgroup})"
+
+    def _add_work(self, begun: _Begun, tiles: Sequence[int], widened: dict[int, Tensor]) -> None:
+        """Settle what tiles need.
+
+        Args:
+            begun: Their update.
+            tiles: Their numbers.
+            widened: Gradients of subgroups that are stepped where their state lives, in the type of
+                master weights.
+        """
+        self.executor.claim(tiles)
+        grads, tensors = self._gradients, dict[int, AdamTensors]()
+        for number in tiles:
+            tile = self._schedule.tiles[number]
+            idx = tile.subgroup
+            if idx not in tensors:
+                grad = widened[idx] if idx in widened else grads.beside_state(idx)
+                tensors[idx] = self._homes.tensors_of(idx, grad)
+            tail_start = self._homes.tail_start(idx, self._steppers.tail)
+            begun.work[number] = Work(
+                name=self._name(number),
+                tensors=tensors[idx].narrow(tile.start, tile.numel),
+                scalars=begun.scalars[idx],
+                tail_start=tail_within(tail_start, tile.start, tile.numel),
+                device_grad=None if idx in widened else grads.on_device(number),
+            )
+
+    def _next_scalars(self, subgroup: int, grad_scale: float) -> AdamScalars:
+        adam, step = self._stock.optimizer, self._homes.count_step(subgroup)
+        group = adam.param_groups[self._homes.group_of(subgroup)]
+        powers = self._beta_powers.at(step, group["betas"])
+        return adam_scalars(group, powers, grad_scale, bool(adam.adam_w_mode))
+
+
+def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:
+    """Do what others expect of ``DeepSpeedCPUAdam.step``, which is never called.
+
+    Raises:
+        ConfigError: A hook was registered on it.
+    """
+    if adam._optimizer_step_pre_hooks or adam._optimizer_step_post_hooks:
+        raise ConfigError(
+            "the optimizer has hooks (register_step_pre_hook, register_step_post_hook), which "
+            "would not be called: its step is replaced; remove them and do their work before "
+            "or after engine.step()"
+        )
+    adam._opt_called = True  # or torch's lr_scheduler warns that no step was made
+
+
+def refuse_autocast(stock: Any) -> None:
+    """Refuse a scaler of gradients that is not DeepSpeed's own.
+
+    Raises:
+        ConfigError: ``torch_autocast`` in fp16 has one.
+    """
+    if stock.torch_autocast_gradscaler is not None:
+        raise ConfigError(
+            f'torch_autocast in fp16 scales gradients by itself, which "{BLOCK}" does not repeat; '
+            'use torch_autocast in bfloat16, or the "fp16" or "bf16" block'
+        )
+
+
+def settle_schedule(
+    settings: Settings,
+    numels: Sequence[int],
+    apart: Sequence[Tile] = (),
+    weights_on_host: bool = False,
+) -> tuple[Schedule, Settings, str]:
+    """Cut this rank's subgroups into tiles, and decide what ``auto`` leaves open.
+
+    Args:
+        settings: The checked block of the config.
+        numels: Elements of each subgroup.
+        apart: Runs of elements that get tiles of their own where single tiles are waited for.
+        weights_on_host: Whether 16-bit weights live in host memory.
+
+    Returns:
+        The tiles, the settings without ``auto``, and why the policy is what it is.
+    """
+    has_gpu = get_accelerator().device_name() == "cuda"
+    chosen, why = settle_policy(settings, numels, local_ranks(), has_gpu, weights_on_host)
+    schedule = Schedule.make(
+        numels,
+        chosen.policy,
+        chosen.stride,
+        chosen.ratio,
+        chosen.tile_numel,
+        apart if chosen.just_in_time_forward else (),
+    )
+    return dataclasses.replace(schedule, weights_on_host=weights_on_host), chosen, why

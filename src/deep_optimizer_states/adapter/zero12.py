@@ -1,0 +1,423 @@
+"""The one subclass of DeepSpeed's optimizer of ZeRO-1 and ZeRO-2, and the objects that it owns.
+
+What is not overridden (partitioning, the whole way of a gradient, norms, overflow, loss scale, the
+gather of new weights, checkpoints) is stock code. Stock has one flat master weight a parameter
+group, of which every rank has an equal part. That is cut into runs of elements here, which are the
+subgroups of the plan: the knobs of a policy mean what they mean at stage 3. Neither storage nor
+checkpoints know of them.
+
+[Note: scaled late] Before its update stock multiplies the gradients of a group by one factor, which
+unscales and clips them: a pass over memory of its own. Our kernels apply the factor while they read
+a gradient, so it is not written back. But a parameter that takes no part in the next window is
+updated with its old gradient again, multiplied twice then; and a user may look at gradients after a
+step. So each parameter's gradient *owes* the last factor, until new content replaces it, the next
+update reads it, or somebody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, SupportsIndex
+
+import torch
+from deepspeed import comm as dist
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from torch import Tensor
+from typing_extensions import override
+
+from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
+from deep_optimizer_states.adapter.steppers import Steppers
+from deep_optimizer_states.adapter.update import (
+    Gradients,
+    UpdatePhase,
+    refuse_autocast,
+    settle_schedule,
+    stand_in_for_step,
+)
+from deep_optimizer_states.config import BLOCK, Settings
+from deep_optimizer_states.core.device.base import Device
+from deep_optimizer_states.core.plan import cut_flat_state
+from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.errors import ConfigError, UpdateError
+
+
+class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
+    """ZeRO-1 and ZeRO-2 offload whose update is spread over CPU and device, with stock's bits.
+
+    Host memory holds master weights, moments and gradients in fp32, 16 bytes a parameter; stock's
+    16-bit copy beside them is given up. ``step()`` waits for all tiles: it ends with a gather of
+    all weights. So nothing is in flight outside of it, unless it was interrupted.
+
+    It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
+    are made in :meth:`initialize_optimizer_states`, which stock's constructor calls when it has
+    cut the parameters and before it hands out views of them.
+
+    Args:
+        init_optimizer, args, kwargs: As DeepSpeed passes them to its own class.
+        settings: The checked block of the config.
+        subgroup_numel: Elements of a subgroup, where the user gave them; 0 for one tile.
+    """
+
+    param_buffer_of_bit16_for_cpu_offload_groups: list[Tensor]
+    parallel_partitioned_bit16_groups: list[list[Tensor]]
+    partition_size: list[int]
+
+    def __init__(
+        self,
+        init_optimizer: Any,
+        *args: Any,
+        settings: Settings,
+        subgroup_numel: int,
+        **kwargs: Any,
+    ) -> None:
+        # Gradients lie in host memory, and nothing waits for single tiles.
+        none = {"keep_grads_on_device": False, "just_in_time_forward": False}
+        self._settings = settings.model_copy(update=none)
+        self._subgroup_numel = subgroup_numel
+        self._closed = False
+        self._grad_scale = 1.0
+        self._change = contextlib.ExitStack()
+        self._hidden = contextlib.ExitStack()
+        self._is_made = False
+        self._done: list[Tensor] | None = None
+        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
+        self._lanes = self._steppers.lanes
+        self.background = Background(self._lanes)
+        offload = kwargs["offload_optimizer_config"]
+        self._locks_pages = bool(offload.pin_memory)
+        # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
+        kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
+        try:
+            super().__init__(init_optimizer, *args, **kwargs)
+        except BaseException:
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close_lanes()
+            raise
+
+    # Making: stock's constructor calls these.
+
+    def initialize_optimizer_states(self) -> None:
+        """Move master weights to where they live, and take moments and gradients there."""
+        self._refuse_other_types()
+        # Releases up to 0.19.6 have the quotient of two whole numbers, a float.
+        self.partition_size = [int(numel) for numel in self.partition_size]
+        runs = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
+        numels = [run.numel for run in runs]
+        schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
+        self._homes = FlatHomes(self, runs, schedule, self._lanes)
+        self._gradients = LateScaled(self, runs)
+        self._take_memory()
+        self._update = UpdatePhase(
+            self,
+            self._settings,
+            self._steppers,
+            schedule,
+            self._homes,
+            self._gradients,
+            self.background,
+        )
+        self._is_made = True
+        self.background.prepare(self._lanes.near.bind_this_thread)
+        self._update.announce(2 if self.partition_gradients else 1, why_policy)
+
+    def _refuse_other_types(self) -> None:
+        refuse_autocast(self)
+        types = sorted({str(flat.dtype) for flat in self.bit16_groups_flat})
+        if len(types) > 1:
+            raise ConfigError(
+                f'"{BLOCK}" works on weights of one type at ZeRO stages 1 and 2; those of this '
+                f"model's parameter groups are {' and '.join(types)}: convert the model to one"
+            )
+
+    def _take_memory(self) -> None:
+        masters, numel = self._masters, sum(self.partition_size)
+        taken = sum(master.nbytes for master in masters)
+        buffers = self.param_buffer_of_bit16_for_cpu_offload_groups
+        # The executor stages 16-bit weights tile by tile.
+        self.param_buffer_of_bit16_for_cpu_offload_groups = [b.new_empty(0) for b in buffers]
+        del buffers
+        self.cpu_offload_pin_memory = self._lanes.locks_pages = self._locks_pages
+        self._homes.reserve(self._settings, numel * LateScaled.dtype.itemsize, taken)
+        self._homes.take_masters(masters)
+        self._homes.make_moments()
+        sizes = self.partition_size
+        grads = [self._lanes.empty_host(numel, LateScaled.dtype).zero_() for numel in sizes]
+        for master, grad in zip(masters, grads, strict=True):
+            master.grad = grad
+        self._gradients.take(grads)
+
+    def _get_offload_gradient_dict(self) -> None:
+        super()._get_offload_gradient_dict()
+        for group, fragments in self.offload_gradient_dict.items():
+            ids = [self.get_param_id(param) for param in self.params_in_partition[group]]
+            settled = SettledFragments(fragments, ids, self._gradients)
+            self.offload_gradient_dict[group] = settled
+
+    # State: whoever looks at it, stock's own methods too, sees the finished update.
+
+    @property
+    def single_partition_of_fp32_groups(self) -> list[Tensor]:
+        """Master weights by parameter group, with their gradients."""
+        if self._done is not None:
+            return self._done
+        if self._is_made:
+            self.background.wait()
+            self._gradients.settle()
+        return self._masters
+
+    @single_partition_of_fp32_groups.setter
+    def single_partition_of_fp32_groups(self, masters: list[Tensor]) -> None:
+        self._masters = masters
+
+    @property
+    def state(self) -> Any:
+        """Moments by master weight."""
+        self.background.wait()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return stock's, of finished state."""
+        self.background.refuse_to_save()
+        self.background.wait()
+        return dict(super().state_dict())
+
+    def checkpoint_event_prologue(self) -> None:
+        """See before a checkpoint that nothing is in flight, and nothing failed."""
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
+
+    def clear_backward_seen_flag(self) -> None:
+        """Refuse a forward with weights of an update that failed."""
+        self.background.wait()
+        super().clear_backward_seen_flag()
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None:
+        """Let stock move what no update uses any more."""
+        self.background.wait()
+        super().offload_states(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict_list: Any, load_optimizer_states: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """Load a checkpoint, stock's or a universal one; loaded moments return to their home."""
+        with self._update.loading(is_whole=bool(load_optimizer_states)):
+            super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
+        self._relink_moments()
+
+    def _relink_moments(self) -> None:
+        """Make stock's views of moments view those that are stepped."""
+        for group, master in zip(self.bit16_groups, self._masters, strict=True):
+            for param in group:
+                mapping = param._hp_mapping
+                if mapping is not None and mapping.optim_fragment:
+                    mapping.set_optim_state_fragment(master, self.optimizer.state[master])
+
+    # Gradients: stock's, from backward to its norms; see [Note: scaled late].
+
+    def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
+        """Let stock copy a reduced gradient to host memory; releases differ in arguments."""
+        is_final = self.is_gradient_accumulation_boundary()
+        with self._gradients.writing(self.get_param_id(param) if is_final else None):
+            super().copy_grads_in_partition(param, *args)
+
+    def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
+        """Let stock copy a gradient where the caller has ended the window."""
+        with self._gradients.writing(self.get_param_id(param)):
+            super().async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)
+
+    # The update: stock's step, whose loop over groups comes to the methods below.
+
+    def step(self, closure: Any = None) -> None:
+        """Make one update.
+
+        Raises:
+            UpdateError: A lane failed, in this update or in an earlier one.
+        """
+        self.background.wait()
+        with (
+            self.background.under_way("engine.step()"),
+            contextlib.ExitStack() as self._change,
+            contextlib.ExitStack() as self._hidden,
+        ):
+            super().step(closure)
+
+    def unscale_and_clip_grads(self, grad_groups_flat: list[Tensor], total_norm: Any) -> None:
+        """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
+        if self._done is None:  # the first group: the others have the same factor
+            # The caller may have set another default type or device.
+            probe = torch.ones(1, dtype=torch.float32, device="cpu")
+            super().unscale_and_clip_grads([probe], total_norm)
+            self._grad_scale = float(probe)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _optimizer_step(self, group_no: int) -> None:
+        if group_no > 0:
+            return
+        stand_in_for_step(self.optimizer)
+        # What is cut short from here on leaves wrong state behind.
+        self._change.enter_context(self.background.changing("engine.step()"))
+        self._update.launch(None, self._grad_scale)
+        self._lazy_init_hp_params_optimizer_state()
+        self._hidden.enter_context(self._nothing_to_copy())
+
+    @contextlib.contextmanager
+    def _nothing_to_copy(self) -> Any:
+        """Hide the 16-bit weights, which the executor has written, until buffers are reset.
+
+        Stock's loop copies each group's master weight to the buffer in host memory, and that to its
+        16-bit weights. All three are empty meanwhile.
+        """
+        weights = self.parallel_partitioned_bit16_groups
+        self._done = [master.new_empty(0) for master in self._masters]
+        nothing = [[part.new_empty(0) for part in parts] for parts in weights]
+        self.parallel_partitioned_bit16_groups = nothing
+        try:
+            yield
+        finally:
+            self._done, self.parallel_partitioned_bit16_groups = None, weights
+
+    def reset_cpu_buffers(self) -> None:
+        """Show them again, between stock's loop over groups and the gather of new weights."""
+        self._hidden.close()
+        super().reset_cpu_buffers()
+
+    def destroy(self) -> None:
+        """End lanes, unlock host memory, free device slots. A second call changes nothing.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        is_known = self._closed or self.background.has_failed
+        try:
+            with self.background.overlooking_failure():
+                self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
+                super().destroy()
+            if not is_known:
+                self.background.check()
+        finally:
+            self._close_lanes()
+            self.__dict__.pop("_update", None)
+
+    def _close_lanes(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.background.close()
+            self._lanes.close()
+
+
+class Stock(AnyStock, Protocol):
+    """The attributes of DeepSpeed's optimizer that the objects here read, and no others."""
+
+    partition_size: list[int]
+    """Elements of this rank's part of each parameter group, padding included."""
+    parallel_partitioned_bit16_groups: list[list[Tensor]]
+    """16-bit weights by parameter group and rank, each 1-D."""
+    grad_position: dict[int, list[int]]
+    """Parameter -> group, first element of its own that is here, first one of the group's, number.
+    Only of parameters of which this rank has something."""
+    real_dp_process_group: list[Any]
+    """Ranks that share a parameter group."""
+
+
+def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
+    """Cut every group into subgroups, in order."""
+    return [
+        Run(group, start, length)
+        for group, numel in enumerate(group_numels)
+        for start, length in cut_flat_state(numel, subgroup_numel)
+    ]
+
+
+class LateScaled(Gradients):
+    """The fp32 gradients of this rank, and what they are still to be multiplied with.
+
+    It writes to the tensors that stock holds as ``grad`` of its master weights.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, stock: Stock, runs: Sequence[Run]) -> None:
+        self._stock = stock
+        self._runs = runs
+        self._grads: list[Tensor] = []
+        self._owed: dict[int, float] = {}
+        self._is_writing = False
+
+    def take(self, grads: list[Tensor]) -> None:
+        """Work on these: one for each parameter group, 1-D."""
+        self._grads = grads
+
+    @contextlib.contextmanager
+    def writing(self, param_id: int | None = None) -> Iterator[None]:
+        """Let stock read or write gradients; what it sees is not scaled.
+
+        Args:
+            param_id: The parameter whose gradient is replaced; None for none.
+        """
+        if param_id is not None:
+            self._owed.pop(param_id, None)
+        before, self._is_writing = self._is_writing, True
+        try:
+            yield
+        finally:
+            self._is_writing = before
+
+    def settle(self, param_ids: Iterable[int] | None = None) -> None:
+        """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
+        if self._is_writing:
+            return
+        for param_id in list(self._owed if param_ids is None else param_ids):
+            factor = self._owed.pop(param_id, 1.0)
+            if factor != 1.0:
+                group, _, start, numel = self._stock.grad_position[param_id]
+                self._grads[group].narrow(0, start, numel).mul_(factor)
+
+    @override
+    def stepped(self, factor: float) -> None:
+        self._owed = dict.fromkeys(self._stock.grad_position, factor)
+
+    @override
+    def beside_state(self, subgroup: int) -> Tensor:
+        run = self._runs[subgroup]
+        return run.of(self._grads[run.master])
+
+
+class SettledFragments(list[Tensor]):
+    """Stock's views of a group's gradients, one a parameter, scaled when they are looked at."""
+
+    def __init__(
+        self, fragments: Iterable[Tensor], param_ids: list[int], gradients: LateScaled
+    ) -> None:
+        super().__init__(fragments)
+        self._param_ids = param_ids
+        self._gradients = gradients
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        self._gradients.settle(self._param_ids)
+        return super().__getitem__(index)
+
+
+class FlatHomes(StateHomes):
+    """Homes of parameter groups, in host memory; a subgroup is a run of elements of one."""
+
+    def __init__(
+        self, stock: Stock, runs: Sequence[Run], schedule: Schedule, lanes: Device
+    ) -> None:
+        super().__init__(stock, runs, schedule, lanes)
+        self._flat = stock
+
+    @override
+    def weights_of(self, number: int) -> Tensor:
+        rank = int(dist.get_rank(self._flat.real_dp_process_group[number]))
+        return self._flat.parallel_partitioned_bit16_groups[number][rank]
+
+    @override
+    def group_of(self, subgroup: int) -> int:
+        return self._runs[subgroup].master

@@ -1,0 +1,144 @@
+"""Waits of ZeRO-3's gathers for tiles of an update in flight.
+
+[Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns. They
+lie between all others, so they get tiles of their own, which are updated first. Which tile is
+needed when is seen in the first iteration after an update: the order of its gathers.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from deepspeed.runtime.zero.partition_parameters import Init
+
+from deep_optimizer_states.adapter.own_stream import own_stream_alone
+from deep_optimizer_states.adapter.zero3.stock import Layout
+from deep_optimizer_states.config import STEP_BEFORE_NORM
+from deep_optimizer_states.core.device.base import Device, Wait
+from deep_optimizer_states.core.plan import Tile
+from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.errors import UpdateError
+
+_TOO_EARLY = {
+    Wait.WEIGHTS_READY: "between backward and engine.step() weights were gathered that backward "
+    "has updated: call engine.step() before the next forward; if nothing but backward ran, the "
+    "model uses a weight in a way that its gradient does not know of: set "
+    f'"{STEP_BEFORE_NORM}" to false',
+    Wait.GRAD_READ: "a gradient came after backward had updated its parameter: with "
+    f'"{STEP_BEFORE_NORM}" the last micro-batch of a window must have one backward, in which no '
+    "parameter gets its gradient twice; set it to false",
+}
+"""Errors in place of waits that an open update would never end."""
+MOST_APART = 1 / 8
+"""Share of persistent parameters, in elements, above which they get no tiles of their own."""
+
+
+def runs_apart(layout: Layout) -> list[Tile]:
+    """Return the runs that get tiles of their own: what ``step()`` itself waits for."""
+    few = sum(run.numel for run in layout.persistent) <= MOST_APART * sum(layout.numels)
+    return layout.persistent if few else []
+
+
+class Gate:
+    """Lets a gather of a parameter through once that parameter's own tiles are updated.
+
+    It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
+    engines of this process, below which :meth:`put_up` puts it.
+    """
+
+    def __init__(
+        self, background: Background, lanes: Device, layout: Layout, schedule: Schedule
+    ) -> None:
+        self.background = background
+        self._lanes = lanes
+        self._layout = layout
+        self._schedule = schedule
+        self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
+        self._on_gather: Callable[[], None] = lambda: None
+        self._uses: dict[int, None] | None = None
+        self._order: tuple[int, ...] | None = None
+
+    def tell(self, on_gather: Callable[[], None]) -> None:
+        """Call ``on_gather`` before each gather of parameters, once it may begin."""
+        self._on_gather = on_gather
+
+    def put_up(self) -> None:
+        """Let every gather from now on come past this gate."""
+        _gate_all_gathers()
+        _standing.add(self)
+
+    def take_down(self) -> None:
+        """Let every gather through."""
+        _standing.discard(self)
+
+    def before_gather(self, params: Iterable[Any]) -> None:
+        """Wait for tiles of ``params``, some of which may belong to other engines."""
+        own = [param.ds_id for param in params if param.ds_id in self._tiles_of]
+        if own:
+            self.background.check()
+        for ds_id in own:
+            if self._uses is not None:
+                self._uses.setdefault(ds_id)
+            self.wait_for(ds_id, Wait.WEIGHTS_READY)
+        if own:
+            self._on_gather()
+
+    def wait_for(self, ds_id: int, why: Wait) -> None:
+        """Wait until the update in flight is done with a parameter."""
+        tiles, update = self._tiles_of.get(ds_id), self.background.update
+        # Looked at once: a signal handler that saves ends the update in the middle of this.
+        if update is None or tiles is None:
+            return
+        handover = update.handover
+        if handover is None or not handover.is_open:
+            update.wait(tiles, self._lanes, why)
+        elif not handover.given.isdisjoint(tiles):
+            self.background.fail(UpdateError(_TOO_EARLY[why]))
+
+    @property
+    def knows_order(self) -> bool:
+        """True once it has seen in which order parameters are used."""
+        return self._order is not None and self._uses is None
+
+    def next_order(self) -> tuple[int, ...]:
+        """Return the order of an update's tiles: those of ``step()`` first, later as used."""
+        if self._order is None:
+            self._order, self._uses = self._schedule.order_of_use(runs_apart(self._layout)), {}
+        elif self._uses is not None:
+            runs = [self._layout.slices[ds_id] for ds_id in self._uses]
+            self._order, self._uses = self._schedule.order_of_use(runs), None
+        return self._order
+
+
+_standing: weakref.WeakSet[Gate] = weakref.WeakSet()
+"""Gates that gathers come past."""
+
+
+@functools.cache
+def _gate_all_gathers() -> None:
+    """Put the gates below DeepSpeed's own gathers, where every way to gather comes past.
+
+    A parameter's own method would be too high: one gather may name parameters of several models,
+    and goes through the method of the first.
+    """
+    find, gather = Init._ensure_availability_of_partitioned_params, Init._all_gather
+
+    @functools.wraps(find)
+    def find_after_update(init: Any, params: list[Any]) -> Any:
+        for gate in list(_standing):
+            gate.before_gather(params)
+        return find(init, params)
+
+    @functools.wraps(gather)
+    def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
+        if all(gate.background.update is None for gate in _standing):
+            return gather(init, *args, **kwargs)
+        with own_stream_alone():  # DeepSpeed synchronises after a gather
+            return gather(init, *args, **kwargs)
+
+    Init._ensure_availability_of_partitioned_params = find_after_update
+    Init._all_gather = gather_beside_update

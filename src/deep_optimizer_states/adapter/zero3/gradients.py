@@ -1,0 +1,414 @@
+"""The way of gradients from the device to the update.
+
+[Note: two gradients] Stock keeps two: a 16-bit sum that every micro-batch of a window adds to, and
+the fp32 gradient that the last one makes of it and that the update reads. A parameter which took
+part in the window but not in its last micro-batch is updated with the fp32 gradient of an earlier
+window: its newer sum is dropped. So the sum of a window that is not over (the *partial* gradient)
+has a home apart from the *final* one, which stays what the last update went by. The newest content
+of a parameter is in one or the other. Where the caller decides when a window is over
+(``managed_gradient_accumulation`` false), every parameter of the window then gets its final
+gradient, nothing is dropped, and one home serves as both.
+
+[Note: inactive parameters] Stock multiplies its fp32 gradient in place by the step's factor. A
+parameter that got no gradient in a window still has its last one there, already scaled once for
+every step since, and is updated with it again. We keep no second gradient, so for such parameters
+alone, one is made, in the type of the master weights, and lives until they take part again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from deepspeed import comm as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
+from deepspeed.utils import log_dist, logger
+from torch import Tensor
+from typing_extensions import override
+
+from deep_optimizer_states.adapter.update import Gradients
+from deep_optimizer_states.adapter.zero3.gathers import Gate
+from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
+from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
+from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.errors import ConfigError
+
+
+class GradientFlush(Gradients):
+    """Sends reduced gradients to their homes on a lane of their own, in 16 bits.
+
+    A subgroup's final gradients live in host memory, or on the device when they are read there
+    alone. Of others that the device may read it can have a copy. See also [Note: two gradients].
+
+    It owns every home of a gradient but the flat buffer in host memory, which stock holds as
+    ``grad_partitions_flat_buffer``; the flushes in flight; the older gradients of parameters that
+    took no part; and what it has seen of the current window. Of stock it reads that buffer, which
+    micro-batch runs, and the norms, to which it adds those that it takes.
+    """
+
+    def __init__(
+        self,
+        stock: Stock,
+        layout: Layout,
+        schedule: Schedule,
+        lanes: Device,
+        gate: Gate,
+        is_managed: bool,
+    ) -> None:
+        self._stock = stock
+        self._layout = layout
+        self._schedule = schedule
+        self._lanes = lanes
+        self._gate = gate
+        self._is_managed = is_managed
+        self._on_final: Callable[[int], None] = lambda ds_id: None
+        self.dtype = stock.gradient_accumulation_dtype
+        self._flushed: dict[int, Event] = {}
+        self._on_device: dict[int, Tensor] = {}
+        self._copies: dict[int, Tensor] = {}
+        self._partial_flat: Tensor | None = None
+        self._partial: set[int] = set()
+        self._inactive = InactiveGradients(self._home, stock.master_weights_and_grads_dtype)
+        self._active: set[int] = set()
+        self._is_window_open = False
+        self._has_warned = False
+        self._is_closed = False
+        # As much in flight as stock allows: about two buckets of gradients, 4 bytes an element.
+        self._pending = PendingBytes(2 * stock.reduce_bucket_size * 4)
+
+    def tell(self, on_final: Callable[[int], None]) -> None:
+        """Call ``on_final`` with each parameter whose final gradient is on its way home."""
+        self._on_final = on_final
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that gradients take, in bytes; those of resident subgroups have a part."""
+        numel = sum(self._layout.numels) * (1 + self._holds_partial)
+        return numel * self._stock.gradient_accumulation_dtype.itemsize
+
+    @property
+    def _holds_partial(self) -> bool:
+        return self._is_managed and self._stock.gradient_accumulation_steps > 1
+
+    def make_homes(self) -> None:
+        """Take the memory beside stock's flat buffer, which must be in its place."""
+        dtype = self._stock.gradient_accumulation_dtype
+        for subgroup in self._schedule.resident_subgroups:
+            home = self._lanes.empty_device(self._layout.numels[subgroup], dtype)
+            self._on_device[subgroup] = home.zero_()
+        if self._holds_partial:
+            self._make_partial_homes()
+
+    def _make_partial_homes(self) -> Tensor:
+        flat = self._stock.grad_partitions_flat_buffer
+        self._partial_flat = self._lanes.empty_host(flat.numel(), flat.dtype).zero_()
+        return self._partial_flat
+
+    def host_grads(self, subgroup: int) -> Tensor:
+        """Return a subgroup's place in stock's flat buffer, 1-D."""
+        start, numel = self._layout.starts[subgroup], self._layout.numels[subgroup]
+        return self._stock.grad_partitions_flat_buffer.narrow(0, start, numel)
+
+    @override
+    def beside_state(self, subgroup: int) -> Tensor:
+        is_resident = subgroup in self._schedule.resident_subgroups
+        return self._on_device[subgroup] if is_resident else self.host_grads(subgroup)
+
+    def _final_grads(self, subgroup: int) -> Tensor:
+        grads = self._on_device.get(subgroup)
+        return self.host_grads(subgroup) if grads is None else grads
+
+    def _home(self, ds_id: int) -> Tensor:
+        place = self._layout.slices[ds_id]
+        return self._final_grads(place.subgroup).narrow(0, place.start, place.numel)
+
+    def _partial_home(self, ds_id: int) -> Tensor:
+        flat = self._partial_flat
+        if flat is None:  # the caller moved the end of a window of one micro-batch
+            flat = self._make_partial_homes()
+        return self._layout.view(flat, ds_id)
+
+    def _newest(self, ds_id: int) -> Tensor:
+        return self._partial_home(ds_id) if ds_id in self._partial else self._home(ds_id)
+
+    def use_spare_memory(self) -> None:
+        """Keep gradients on the device where only its memory stands against it."""
+        candidates = self._schedule.slot_subgroups
+        chosen, spare = [], self._lanes.spare_bytes()
+        for subgroup in candidates:
+            spare -= self.host_grads(subgroup).nbytes
+            if spare >= 0:
+                chosen.append(subgroup)
+        self.drain()
+        # The dynamic policy may leave any tile to the CPU, which reads host memory.
+        kept, taken = self._copies if self._schedule.dynamic else self._on_device, 0
+        for subgroup in chosen:
+            home = self.host_grads(subgroup)
+            kept[subgroup] = self._lanes.empty_device(home.numel(), home.dtype).copy_(home)
+            taken += home.nbytes
+        if candidates:
+            log_dist(
+                f"deep_optimizer_states: gradients of {len(chosen)} of {len(candidates)} subgroups "
+                f"stay on the device, {taken} bytes",
+                ranks=[0],
+            )
+
+    @override
+    def on_device(self, number: int) -> Tensor | None:
+        tile = self._schedule.tiles[number]
+        idx = tile.subgroup
+        if idx in self._copies:
+            return self._copies[idx].narrow(0, tile.start, tile.numel)
+        if idx not in self._on_device or idx in self._schedule.resident_subgroups:
+            return None
+        grad = self._on_device[idx].narrow(0, tile.start, tile.numel)
+        if number in self._schedule.device_tiles:
+            return grad
+        # Too small for the device: the CPU steps it, and reads its gradient from host memory.
+        home = self.host_grads(idx).narrow(0, tile.start, tile.numel)
+        self._lanes.grads.submit(f"gradient of tile {number}", lambda: copy_all([home], [grad]))
+        return None
+
+    def partition(self, params: list[Any], partitions: list[Tensor]) -> None:
+        """Flush this rank's share of reduced gradients to their home, without waiting for it.
+
+        Args:
+            params: Parameters whose gradients were reduced.
+            partitions: This rank's slice of each, 1-D, on the device. Views of a bucket that the
+                next reduction overwrites.
+        """
+        self._is_window_open = True
+        for param, partition in zip(params, partitions, strict=True):
+            if param.ds_id in self._layout.owned:
+                self._stock._offload_boundary_param_ids.add(param.ds_id)
+                self.flush(param.ds_id, partition)
+            if param.grad is not None and not get_accelerator().is_synchronized_device():
+                param.grad.record_stream(get_accelerator().current_stream())
+            param.grad = None
+
+    def flush(self, ds_id: int, partition: Tensor) -> None:
+        """Send one slice to its home; ``partition`` may be overwritten when this returns."""
+        numel, stock = partition.numel(), self._stock
+        is_boundary = stock.is_gradient_accumulation_boundary()
+        is_final = is_boundary or not self._is_managed
+        homes = [self._home(ds_id) if is_final else self._partial_home(ds_id)]
+        dtype = homes[0].dtype
+        if stock.micro_step_id == 0:
+            value = partition.to(dtype, copy=True)
+        else:
+            # None: this parameter's first gradient ever comes late in a window.
+            if (flushed := self._flushed.get(ds_id)) is not None:
+                self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
+            newest = self._newest(ds_id).narrow(0, 0, numel)
+            value = newest.to(partition.device, copy=True, non_blocking=True)
+            value.add_(partition.to(dtype).view(value.shape))
+        if is_boundary:
+            stock.norm_for_param_grads[ds_id] = stock._constant_buffered_norm2(value)
+        if is_final:
+            self._partial.discard(ds_id)
+            self._gate.wait_for(ds_id, Wait.GRAD_READ)
+            place = self._layout.slices[ds_id]
+            if place.subgroup in self._copies:
+                homes.append(self._copies[place.subgroup].narrow(0, place.start, place.numel))
+        else:
+            self._partial.add(ds_id)
+        homes = [home.narrow(0, 0, numel) for home in homes]
+        lane = self._lanes.grads
+        lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
+        lane.submit(
+            f"gradient flush of parameter {ds_id}",
+            lambda: copy_all(homes, [value] * len(homes)),
+            uses=(value,),
+        )
+        self._flushed[ds_id] = event = lane.record()
+        self._pending.add(event, value.nbytes)
+        if is_boundary:
+            self._on_final(ds_id)
+
+    @override
+    def drain(self) -> None:
+        if not self._is_closed:
+            self._lanes.grads.record().synchronize()
+
+    @override
+    def forget_flushes(self) -> None:
+        self._flushed.clear()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Wait for no flush any more: the lanes are about to end."""
+        self._is_closed = True
+
+    def take_norms_from_homes(self) -> None:
+        """Take norms anew where the caller set the end of the window by hand, after backward."""
+        self.drain()
+        stock, device = self._stock, get_accelerator().current_device_name()
+        for ds_id in self._layout.slices:
+            if ds_id in stock._offload_boundary_param_ids:
+                home = self._home(ds_id).to(device)
+                stock.norm_for_param_grads[ds_id] = stock._constant_buffered_norm2(home)
+
+    def fetch_norms(self) -> None:
+        """Bring all norms to the host in one wait for the device, where stock has one for each."""
+        norms = self._stock.norm_for_param_grads
+        if norms:
+            fetched = torch.stack(list(norms.values())).cpu().unbind()
+            norms.update(zip(norms, fetched, strict=True))
+
+    def norms_of_subgroups(self) -> list[Tensor]:
+        """Return stock's norm of every subgroup over the ranks, with one wait for the device.
+
+        The operations on each number are stock's, in its order. The reduction stays one for each
+        subgroup: one of all of them might add the ranks up in another order.
+        """
+        groups, norms = self._stock.fp16_groups, self._stock.norm_for_param_grads
+        squares = torch.tensor(
+            [
+                float(sum(norms[param.ds_id] ** 2 for param in group if param.ds_id in norms))
+                for group in groups
+            ],
+            dtype=torch.float32,
+            device="cpu",  # not the default device, which the caller may have set
+        )
+        on_device = squares.to(get_accelerator().current_device_name())
+        for idx, group in enumerate(groups):
+            ranks = self._stock._get_param_partition_group(group[0])
+            dist.all_reduce(on_device.narrow(0, idx, 1), op=dist.ReduceOp.SUM, group=ranks)
+        roots = torch.stack([square**0.5 for square in on_device.unbind()])
+        mask_nan_or_inf_with_val_inplace(roots, device=roots.device)
+        return list(roots.cpu().unbind())
+
+    def are_finite(self) -> bool:
+        """Return whether no gradient of this rank is infinite or NaN.
+
+        Stock reads all of the host's gradients twice. Norms that are finite say as much, where they
+        cover every gradient: one of a parameter that took no part is older, and not covered.
+        """
+        self.drain()
+        norms, owned = self._stock.norm_for_param_grads, self._layout.owned
+        is_covered = bool(owned) and owned <= norms.keys()
+        if is_covered and torch.stack([norms[ds_id] for ds_id in owned]).isfinite().all():
+            return True
+        if self._partial:
+            every = [self._newest(ds_id) for ds_id in self._layout.slices]
+        else:
+            every = [self._final_grads(idx) for idx in range(len(self._layout.numels))]
+        return all(bool(torch.isfinite(grads).all()) for grads in every)
+
+    def begin_step(self) -> None:
+        """Note who took part in the window, and say once what the update will drop."""
+        self._active = set(self._stock.norm_for_param_grads)
+        if self._has_warned or not self._is_managed:
+            return
+        lost = self._stock._offload_boundary_param_ids - self._active
+        if lost:
+            params = itertools.chain.from_iterable(self._stock.fp16_groups)
+            names = self._stock.param_names
+            dropped = [names.get(param, param.ds_id) for param in params if param.ds_id in lost]
+            self._has_warned = True
+            logger.warning(
+                f"deep_optimizer_states: parameters {dropped[:5]} ({len(dropped)} in all) got "
+                "gradients in this accumulation window but none in its last micro-batch. As stock "
+                "DeepSpeed does, the update drops them and uses an older gradient again. Use every "
+                'parameter in the last micro-batch, or "managed_gradient_accumulation": false, '
+                "which drops nothing. Said once"
+            )
+
+    @override
+    def widened(self) -> dict[int, Tensor]:
+        inactive = self._layout.owned - self._active
+        if inactive:
+            self.drain()
+        found: dict[int, Tensor] = {}
+        for ds_id, gradient in self._inactive.collect(inactive).items():
+            place = self._layout.slices[ds_id]
+            if place.subgroup not in found:
+                device = self.beside_state(place.subgroup).device
+                final = self._final_grads(place.subgroup)
+                kept = self._stock.master_weights_and_grads_dtype
+                found[place.subgroup] = final.to(device, kept, copy=True)
+            found[place.subgroup].narrow(0, place.start, place.numel).copy_(gradient)
+        return found
+
+    @override
+    def stepped(self, factor: float) -> None:
+        self._inactive.stepped(self._active & self._layout.owned, factor)
+
+    def end_step(self, is_skipped: bool) -> None:
+        """End the window; with ``is_skipped`` an overflow has kept the step from updating."""
+        self._is_window_open = False
+        if is_skipped:
+            self._inactive.skipped(self._active & self._layout.owned)
+
+    def as_fp32(self, ds_id: int) -> Tensor:
+        """Return what stock holds in host memory: the raw gradient, after a step the scaled one.
+
+        Returns:
+            1-D, in the type of master weights, which is fp32 unless 16 bits were asked for.
+
+        Raises:
+            ConfigError: Asked in a window whose end the caller decides.
+        """
+        is_over = self._stock.is_gradient_accumulation_boundary() or not self._is_window_open
+        if not self._is_managed and not is_over:
+            raise ConfigError(
+                "a gradient was asked for between backward and engine.step(): with "
+                "managed_gradient_accumulation false stock DeepSpeed has the last step's there, "
+                "which is overwritten here; ask after engine.step()"
+            )
+        self.drain()
+        if ds_id in self._stock.norm_for_param_grads:  # of this window
+            kept = self._stock.master_weights_and_grads_dtype
+            return self._home(ds_id).to("cpu", kept, copy=True)
+        return self._inactive.value(ds_id).cpu()
+
+
+class InactiveGradients:
+    """Gradients of the parameters that stock would update with a stale one."""
+
+    def __init__(
+        self, home_of: Callable[[int], Tensor], dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._home_of = home_of
+        self._dtype = dtype
+        self._stale: dict[int, Tensor] = {}
+        self._last_factor: dict[int, float] = {}
+
+    def collect(self, inactive: Iterable[int]) -> dict[int, Tensor]:
+        """Return gradients of parameters without one in this step, before this step's factor.
+
+        Returns:
+            Key -> gradient, 1-D. Parameters that never had one are left out: their home is 0.
+        """
+        for key in inactive:
+            if key in self._stale:
+                continue
+            factor = self._last_factor.get(key)
+            if factor is not None:
+                self._stale[key] = self._home_of(key).to(self._dtype, copy=True).mul_(factor)
+        return {key: self._stale[key] for key in inactive if key in self._stale}
+
+    def value(self, key: int) -> Tensor:
+        """Return a copy of a parameter's gradient as the last step left it, 1-D."""
+        if key in self._stale:
+            return self._stale[key].clone()
+        home = self._home_of(key).to(self._dtype, copy=True)
+        return home.mul_(self._last_factor.get(key, 1.0))
+
+    def stepped(self, active: Iterable[int], factor: float) -> None:
+        """Multiply the kept gradients by the step's factor, rounded to fp32."""
+        for key in active:
+            self._stale.pop(key, None)
+            self._last_factor[key] = factor
+        for gradient in self._stale.values():
+            gradient.mul_(factor)
+
+    def skipped(self, active: Iterable[int]) -> None:
+        """Note that the step was skipped (overflow): this window's gradients stay as they came."""
+        for key in active:
+            self._stale.pop(key, None)
+            self._last_factor[key] = 1.0

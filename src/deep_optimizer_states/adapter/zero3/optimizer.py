@@ -1,0 +1,400 @@
+"""Our subclass of DeepSpeed's ZeRO-3 optimizer: stock's methods, handed to our objects.
+
+What is not overridden (partitioning, reduction, clipping, loss scale, checkpoints) is stock code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_optimizer_states.adapter.steppers import Steppers
+from deep_optimizer_states.adapter.update import (
+    UpdatePhase,
+    refuse_autocast,
+    settle_schedule,
+    stand_in_for_step,
+)
+from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
+from deep_optimizer_states.adapter.zero3.gathers import Gate, runs_apart
+from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
+from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
+from deep_optimizer_states.config import Settings
+from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.errors import ConfigError, UpdateError
+
+
+class InterleavedZeroOptimizer(StockZeroOptimizer):
+    """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
+
+    Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
+    14 bytes a parameter, or 8 where all of that has 16 bits. There is no second gradient in the
+    type of the master weights: both kernels read the first one and convert it themselves. Resident
+    subgroups have all of that on the device instead.
+
+    It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
+    are made in :meth:`_create_fp32_partitions`, which stock's constructor calls as soon as it has
+    cut the parameters into subgroups, so that every size is known.
+
+    Args:
+        module, init_optimizer, args, kwargs: As DeepSpeed passes them to its own class.
+        settings: The checked block of the config.
+        is_managed: Whether DeepSpeed knows, in a backward, if the accumulation window ends with it.
+    """
+
+    offload_optimizer_pin_memory: bool
+    grad_partitions_flat_buffer: Tensor
+
+    def __init__(
+        self,
+        module: Any,
+        init_optimizer: Any,
+        *args: Any,
+        settings: Settings,
+        is_managed: bool,
+        **kwargs: Any,
+    ) -> None:
+        refuse_unmanaged(settings, is_managed)
+        self._settings = settings
+        self._is_managed = is_managed
+        self._may_keep_grads = settings.keep_grads_on_device
+        self._closed = False
+        self._grad_scale = 1.0
+        self._probes: list[Tensor] | None = None
+        self._change = contextlib.ExitStack()
+        self._work_in_backward: WorkInBackward | None = None
+        master_dtype = _master_dtype(kwargs)
+        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline), master_dtype)
+        self._lanes = self._steppers.lanes
+        self.background = Background(self._lanes)
+        try:
+            super().__init__(module, init_optimizer, *args, **kwargs)
+            refuse_autocast(self)
+            self._update = UpdatePhase(
+                self,
+                self._settings,
+                self._steppers,
+                self._schedule,
+                self._homes,
+                self._gradients,
+                self.background,
+            )
+            self._work_in_backward = self._make_work_in_backward()
+            self.background.prepare(self._lanes.near.bind_this_thread)
+            self._update.announce(3, self._why_policy)
+            self._gate.put_up()
+        except BaseException:
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close_lanes()
+            raise
+
+    def _make_work_in_backward(self) -> WorkInBackward | None:
+        if not self._settings.works_in_backward:
+            return None
+        work = WorkInBackward(
+            self,
+            self._settings,
+            self._layout,
+            self._schedule,
+            self._gate,
+            self._update,
+            self._lanes,
+        )
+        self._gradients.tell(work.gradient_is_final)
+        self._gate.tell(work.on_gather)
+        if self._settings.step_before_norm:
+            self._tell_of_uses(work.uses.count)
+        return work
+
+    def _tell_of_uses(self, on_use: Callable[[Any], None]) -> None:
+        """Call ``on_use`` with every module before it runs."""
+        offload = self.parameter_offload
+        fetch = offload.pre_sub_module_forward_function
+
+        def tell_and_fetch(module: Any) -> None:
+            on_use(module)  # in the caller's grad mode, which stock's method changes
+            fetch(module)
+
+        offload.pre_sub_module_forward_function = tell_and_fetch
+
+    # Making: stock's constructor calls these.
+
+    def _create_fp32_partitions(self) -> None:
+        layout = self._layout = Layout.of(self)
+        schedule, self._settings, self._why_policy = settle_schedule(
+            self._settings, layout.numels, runs_apart(layout), layout.weights_on_host
+        )
+        self._schedule = schedule
+        self._gate = Gate(self.background, self._lanes, layout, schedule)
+        self._gradients = GradientFlush(
+            self, layout, schedule, self._lanes, self._gate, self._is_managed
+        )
+        self._homes = SubgroupHomes(self, layout, schedule, self._lanes)
+        self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
+        super()._create_fp32_partitions()
+        self._homes.take_masters(self._masters)
+
+    def initialize_optimizer_states(self) -> None:
+        """Create the moments where they live; no fp32 gradients."""
+        self._homes.make_moments()
+
+    def _setup_for_real_optimizer(self) -> None:
+        # Stock would page-lock its gradient buffer, rounded up to a power of two; ours replaces it.
+        pin, self.offload_optimizer_pin_memory = self.offload_optimizer_pin_memory, False
+        self._lanes.locks_pages = pin
+        try:
+            super()._setup_for_real_optimizer()
+        finally:
+            self.offload_optimizer_pin_memory = pin
+        flat = self._lanes.host_home(self.grad_partitions_flat_buffer)
+        self.grad_partitions_flat_buffer = flat
+        views = {ds_id: self._layout.view(flat, ds_id) for ds_id in self._layout.slices}
+        self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = views
+        self._gradients.make_homes()
+
+    # State: whoever looks at it, stock's own methods too, sees the finished update.
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
+        """Master weights by subgroup."""
+        if self._probes is not None:
+            return self._probes
+        self._settle()
+        return self._masters
+
+    @fp32_partitioned_groups_flat.setter
+    def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
+        self._masters = masters
+
+    @property
+    def state(self) -> Any:
+        """Moments by master weight."""
+        self._settle()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def _settle(self) -> None:
+        """Wait for the update, and drop copies of state, which whoever asks may write."""
+        self.background.wait()
+        if self._work_in_backward is not None:
+            self._work_in_backward.drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return stock's, of finished state."""
+        self.background.refuse_to_save()
+        self.background.wait()
+        found = dict(super().state_dict())
+        return self._homes.without_fresh_moments(found)
+
+    def checkpoint_event_prologue(self) -> None:
+        """Wait before a checkpoint until everything in flight has arrived."""
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
+        super().checkpoint_event_prologue()
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None:
+        """Let stock move buffers that are no longer in use."""
+        self._settle()
+        self._gradients.drain()
+        super().offload_states(*args, **kwargs)
+
+    def _rigid_load_state_dict(
+        self, state_dict: dict[str, Any], load_optimizer_states: bool = True
+    ) -> None:
+        with self._loading(is_whole=load_optimizer_states):
+            super()._rigid_load_state_dict(state_dict, load_optimizer_states)
+
+    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
+        """Load a universal checkpoint; what it replaced goes back to where it lives."""
+        with self._loading(is_whole=True):
+            super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
+
+    def _loading(self, is_whole: bool) -> contextlib.AbstractContextManager[None]:
+        if not is_whole:
+            self.background.refuse_while_open()
+        if self._work_in_backward is not None:
+            self._work_in_backward.forget()
+        if self.background.has_failed or self._update.is_begun:
+            self._forget_window()
+        return self._update.loading(is_whole)
+
+    def _forget_window(self) -> None:
+        """Let the next backward be the first of a window, as it is after a step.
+
+        Stock counts and collects on where a window ended in the middle of a backward.
+        """
+        self._pre_step()
+        self._partition_all_parameters()
+        self.reset_cpu_buffers()
+        for param in itertools.chain.from_iterable(self.fp16_groups):
+            param.grad = None
+        self.exit_backward()
+
+    # Gradients: from stock's backward to its norms and its scan for an overflow.
+
+    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
+        """Flush this rank's share of reduced gradients to their home, without waiting for it."""
+        self._gradients.partition(params_to_release, grad_partitions)
+
+    def reduce_ready_partitions_and_remove_grads(self, param: Any) -> None:
+        """Reduce as stock does, then see what may begin: ``ahead``, [Note: one stream]."""
+        super().reduce_ready_partitions_and_remove_grads(param)
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
+
+    def independent_gradient_partition_epilogue(self) -> None:
+        """Reduce what is left in the buckets, as stock does."""
+        super().independent_gradient_partition_epilogue()
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
+
+    def clear_backward_seen_flag(self) -> None:
+        """Begin a forward."""
+        if self._work_in_backward is not None:
+            self._work_in_backward.begin_forward()
+        super().clear_backward_seen_flag()
+
+    def backward_prologue(self) -> None:
+        """Begin a backward; refuse one with which the update could not begin."""
+        if self._work_in_backward is not None:
+            self._work_in_backward.begin_backward()
+        super().backward_prologue()
+
+    def _finalize_offload_gradient_accumulation(self) -> None:
+        self._gradients.take_norms_from_homes()
+
+    def _get_norm_groups(self) -> list[Tensor]:
+        """Return stock's norm of every subgroup, with two waits for the device in all."""
+        self._gradients.fetch_norms()
+        if self.model_parallel_group is not None or any(
+            self._autoep_expert_parallel_group(group) is not None for group in self.fp16_groups
+        ):
+            return list(super()._get_norm_groups())
+        return self._gradients.norms_of_subgroups()
+
+    def has_overflow(self, partition_gradients: bool = True) -> bool:
+        """Return whether a gradient of any rank is infinite or NaN."""
+        flat = self.grad_partitions_flat_buffer
+        # One look at a single number: stock reduces what it finds over the ranks.
+        seen = 0.0 if self._gradients.are_finite() else torch.inf
+        self.grad_partitions_flat_buffer = flat.new_full((1,), seen)
+        try:
+            return bool(super().has_overflow(partition_gradients))
+        finally:
+            self.grad_partitions_flat_buffer = flat
+
+    def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
+        """Return this rank's gradients in fp32: ``[subgroup][parameter]``, each 1-D."""
+        as_fp32 = self._gradients.as_fp32
+        return {
+            group_idx: {idx: as_fp32(param.ds_id) for idx, param in enumerate(group)}
+            for group_idx, group in enumerate(self.fp16_groups)
+        }
+
+    def _get_fp32_grad_state_partition(
+        self, param: Any, release_swap_buffers: bool
+    ) -> tuple[Tensor, int]:
+        subgroup = self._layout.slices[param.ds_id].subgroup
+        return self._gradients.as_fp32(param.ds_id), subgroup
+
+    def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
+        raise ConfigError(
+            "gradients cannot be set from outside: there is no fp32 gradient to write to; "
+            'set "deep_optimizer_states.enabled" to false to change gradients before a step'
+        )
+
+    set_fp32_grad_for_param = _refuse_to_write_grads
+    set_local_grad_for_param = _refuse_to_write_grads
+    update_fp32_grad_for_param_vectorized = _refuse_to_write_grads
+
+    # The update: stock's step, whose loop over subgroups comes to the methods below.
+
+    def step(self, closure: Any = None) -> None:
+        """Make one update.
+
+        Raises:
+            UpdateError: A lane failed, in this update or in an earlier one.
+        """
+        if self._update.is_begun:
+            self.background.check()
+        else:
+            self.background.wait()
+        self._gradients.begin_step()
+        if self._may_keep_grads and self._update.has_shown_needs:
+            self._may_keep_grads = False  # once: from then on host memory is not kept up to date
+            self._gradients.use_spare_memory()
+        with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
+            super().step(closure)
+            if self._work_in_backward is not None:
+                self._work_in_backward.check_step(is_skipped=self.overflow)
+        self._gradients.end_step(is_skipped=self.overflow)
+        if self._work_in_backward is not None:
+            self._work_in_backward.begin_window(may_work=not self._may_keep_grads)
+
+    def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
+        """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
+        if sub_group_id == 0:
+            # The caller may have set another default type or device.
+            probe = torch.zeros(1, dtype=torch.float32, device="cpu")
+            probe.grad = torch.ones_like(probe)
+            self._probes = [probe]
+            try:
+                super().unscale_and_clip_grads(0, total_norm)
+            finally:
+                self._probes = None
+            self._grad_scale = float(probe.grad)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _optimizer_step(self, sub_group_id: int) -> None:
+        if sub_group_id == 0:
+            stand_in_for_step(self.optimizer)
+            # What is cut short from here on leaves wrong state behind.
+            self._change.enter_context(self.background.changing("engine.step()"))
+            order = self._gate.next_order() if self._settings.just_in_time_forward else None
+            self._update.launch(order, self._grad_scale)
+
+    def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
+        # The executor has written the 16-bit weights; stock's copy would repeat it.
+        self._unflatten_partitioned_parameters(sub_group_id)
+
+    def destroy(self) -> None:
+        """End lanes, unlock host memory, free device slots. A second call changes nothing.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        begun = getattr(self, "_update", None)
+        is_known = self._closed or self.background.has_failed or bool(begun and begun.is_begun)
+        try:
+            with self.background.overlooking_failure():
+                super().destroy()
+            if not is_known:
+                self.background.check()
+        finally:
+            self._gate.take_down()
+            self._gradients.close()
+            self._close_lanes()
+            self.__dict__.pop("_update", None)
+            self._work_in_backward = None
+
+    def _close_lanes(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.background.close()
+            self._lanes.close()
+
+
+def _master_dtype(kwargs: dict[str, Any]) -> torch.dtype:
+    """Return the type of master weights, from what DeepSpeed passes to its optimizer."""
+    if kwargs.get("fp16_master_weights_and_gradients"):
+        return torch.float16
+    return torch.bfloat16 if kwargs.get("bf16_master_weights_and_gradients") else torch.float32

@@ -1,0 +1,1 @@
+"""Devices: CUDA streams, or threads that emulate them on the CPU."""

@@ -1,0 +1,1 @@
+"""Adam for the CPU and for the GPU, with the same bits."""

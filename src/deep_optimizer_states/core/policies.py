@@ -1,0 +1,284 @@
+"""Policies: who steps which tile. Each is one class, and what a config calls it.
+
+A policy is added here alone: a subclass of :class:`Policy`, in :data:`POLICIES`, and its name among
+those that ``config.Settings`` takes. Its settings come from there, and ``predict`` asks the same
+objects as the executor: ``takes`` of a fixed policy, ``share`` and ``learn`` of a split that is
+found while the update runs.
+
+Policy ``dynamic`` lets the device and the CPU take the next tile of one list, so what the next
+forward needs first is updated first. To hand the device a tile whenever a slot is free is not
+enough:
+
+- The CPU steps a whole tile before anybody looks again, and a slow one lets slots lie idle
+  meanwhile. The device gets as many elements ahead as it ends during one step of the CPU; its lanes
+  order them.
+- The last tiles end where they fall. The CPU leaves them to a device that would be through with all
+  of them first, and the device to such a CPU.
+- Beside a fast CPU the link is full of 16-bit weights, and a tile for the device displaces several
+  of the CPU's. When the CPU had to wait for its weights to leave, an update without the device is
+  tried, and the faster way is kept.
+
+Needs no torch. Lanes are measured in every update; the next one goes by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
+from deep_optimizer_states.errors import PlanError
+
+PIPELINE = 2
+"""A tile's time on an idle device, in tiles: its way there and its way back."""
+TINY = 2**-10
+"""Tiles below this share of the largest are the CPU's: they cost the device a launch each."""
+FIRST_STEPS = 3
+"""Steps of the CPU during which its weights may wait for the backward's last kernels instead."""
+HELD_UP = 0.1
+"""Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
+WORTH_A_TRY = 0.5
+"""A way that was slower than this share of the other is not tried again."""
+LONGEST_WAIT = 64
+"""Updates after which the slower way, or a lane that got nothing, is tried again."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Every subgroup on the CPU: policy ``all-host``, and the base of the others.
+
+    Attributes:
+        stride: For policy ``stride``.
+        is_split: Whether the split of tiles is found while the update runs.
+    """
+
+    stride: int = 1
+    is_split: ClassVar[bool] = False
+
+    def takes(self, subgroup: int) -> bool:
+        """Return whether the device updates a subgroup's tiles through a slot."""
+        return False
+
+
+class Ratio(Policy):
+    """The same, but for the subgroups that are resident on the device."""
+
+
+class Stride(Policy):
+    """One subgroup in ``stride`` on the device."""
+
+    def takes(self, subgroup: int) -> bool:
+        """Take subgroup i when (i + 1) is a multiple of the stride."""
+        return (subgroup + 1) % self.stride == 0
+
+
+class AllDevice(Policy):
+    """Every subgroup on the device."""
+
+    def takes(self, subgroup: int) -> bool:
+        """Take all."""
+        return True
+
+
+class Dynamic(Policy):
+    """Device and CPU share the tiles while they run, see :class:`RunTimeSplit`."""
+
+    is_split = True
+
+
+POLICIES: Mapping[str, type[Policy]] = {
+    "all-host": Policy,
+    "ratio": Ratio,
+    "stride": Stride,
+    "all-device": AllDevice,
+    "dynamic": Dynamic,
+}
+"""Names in a config; ``auto`` becomes one of these before anything is planned."""
+
+
+def policy_of(name: str, stride: int) -> Policy:
+    """Return a policy by its name.
+
+    Raises:
+        PlanError: There is none, or ``stride`` is below 1.
+    """
+    if name not in POLICIES:
+        raise PlanError(f"policy '{name}' is not one of {', '.join(POLICIES)}")
+    if stride < 1:
+        raise PlanError(f"stride {stride} must be at least 1")
+    return POLICIES[name](stride)
+
+
+Choose = Callable[[int], tuple[Kind, ...]]
+"""The chain of actions of a tile, chosen when it is to be issued."""
+Share = Callable[[Sequence[int], Sequence[int]], Choose]
+"""Begins to share tiles (first argument; the second has the elements of every tile, by number)."""
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A tile that the CPU stepped.
+
+    Attributes:
+        numel: Its elements.
+        stalled_s: What the CPU waited before it for a staging buffer, in seconds.
+        seconds: What it took.
+    """
+
+    numel: int
+    stalled_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A tile that passed through a slot.
+
+    Attributes:
+        numel: Its elements.
+        begin_s: When its prefetch began, in seconds.
+        end_s: When its state was back.
+    """
+
+    numel: int
+    begin_s: float
+    end_s: float
+
+
+class FasterOfTwo:
+    """Two ways to do the same again and again: the faster one is kept, the other tried at times."""
+
+    def __init__(self) -> None:
+        self._rates: dict[bool, float] = {}
+        self._best = False
+        self._patience = 1
+        self._since = 0
+
+    def next(self, was_second: bool, rate: float, may_try: bool) -> bool:
+        """Return whether to take the second way next.
+
+        Args:
+            was_second: Which one was gone now.
+            rate: How fast that was; more is faster.
+            may_try: Whether the second one can be expected to be worth a try.
+        """
+        self._rates[was_second] = rate
+        if True not in self._rates:
+            return may_try
+        first, second = self._rates[False], self._rates[True]
+        best = second > first
+        if was_second != self._best:
+            self._patience = 1 if best == was_second else min(2 * self._patience, LONGEST_WAIT)
+            self._since = 0
+        self._best = best
+        self._since += 1
+        if self._since <= self._patience:
+            return best
+        if best:
+            return False
+        return may_try and second > WORTH_A_TRY * first
+
+
+class RunTimeSplit:
+    """Shares tiles out by the rates of the last update.
+
+    Attributes:
+        pace: Elements that the device ends while the CPU steps one.
+        is_alone: Whether the CPU gets all tiles of the next update.
+    """
+
+    def __init__(self) -> None:
+        self.pace = 1.0
+        self.is_alone = False
+        self._is_measured = False
+        self._ways = FasterOfTwo()
+        self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
+
+    def share(
+        self,
+        tiles: Sequence[int],
+        numels: Sequence[int] | Mapping[int, int],
+        in_flight: Callable[[], int],
+    ) -> Choose:
+        """Begin to share out the tiles of one update.
+
+        Args:
+            tiles: Those needed first come first.
+            numels: Elements of every tile, by its number.
+            in_flight: Elements given to the device whose state is not back yet.
+
+        Returns:
+            Asked for a tile when the CPU's step of the one before has run. Of a tile that is none
+            of ``tiles`` the answer has no meaning.
+        """
+        largest = max((numels[tile] for tile in tiles), default=0)
+        worth = [tile for tile in tiles if numels[tile] >= TINY * largest]
+        left = sum(numels[tile] for tile in worth)
+        # A lane that got nothing for long may be another by now.
+        forced: dict[int, tuple[Kind, ...]] = {}
+        if worth and self._unused[HOST_CHAIN] >= LONGEST_WAIT:
+            forced[worth[-1]] = HOST_CHAIN
+        if worth and self._unused[DEVICE_CHAIN] >= LONGEST_WAIT:
+            forced[worth[0]] = DEVICE_CHAIN
+        shared = frozenset(tiles)
+
+        def choose(tile: int) -> tuple[Kind, ...]:
+            nonlocal left
+            numel = numels[tile]
+            if tile not in shared or numel < TINY * largest:
+                return HOST_CHAIN
+            chain = HOST_CHAIN if self.is_alone else self._choose(numel, in_flight(), left)
+            left -= numel
+            return forced.get(tile, chain)
+
+        return choose
+
+    def _choose(self, numel: int, in_flight: int, left: int) -> tuple[Kind, ...]:
+        if in_flight + left <= self.pace * numel:
+            return DEVICE_CHAIN  # it ends all that is left before the CPU would end this tile
+        is_busy = in_flight >= self.pace * numel + PIPELINE * numel
+        # The CPU would be through with all that is left before the device with one tile more.
+        is_late = left * self.pace < in_flight + PIPELINE * numel
+        return HOST_CHAIN if is_busy or is_late else DEVICE_CHAIN
+
+    def learn(self, steps: Sequence[HostStep], flights: Sequence[Flight], seconds: float) -> None:
+        """Take in what an update did."""
+        numel = sum(step.numel for step in steps) + sum(flight.numel for flight in flights)
+        if not numel or seconds <= 0:
+            return
+        was_alone = self.is_alone
+        self._unused[HOST_CHAIN] = 0 if steps else self._unused[HOST_CHAIN] + 1
+        if not was_alone:
+            self._unused[DEVICE_CHAIN] = 0 if flights else self._unused[DEVICE_CHAIN] + 1
+        if steps and flights:
+            pace = _device_rate(flights) / _host_rate(steps)
+            self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
+            self._is_measured = True
+        is_held_up = bool(flights) and _is_held_up(steps)
+        self.is_alone = self._ways.next(was_alone, numel / seconds, is_held_up)
+
+
+def _device_rate(flights: Sequence[Flight]) -> float:
+    """Return elements a second of a device that always has the next tile."""
+    numel, busy_s, end_s = 0, 0.0, -math.inf
+    for flight in flights:
+        was_idle = flight.begin_s >= end_s
+        numel += (PIPELINE if was_idle else 1) * flight.numel
+        busy_s += flight.end_s - (flight.begin_s if was_idle else end_s)
+        end_s = flight.end_s
+    return numel / max(busy_s, 1e-9)
+
+
+def _host_rate(steps: Sequence[HostStep]) -> float:
+    """Return elements a second of the CPU lane."""
+    seconds = sum(step.seconds for step in steps)
+    seconds += sum(step.stalled_s for step in steps[FIRST_STEPS:])
+    return sum(step.numel for step in steps) / max(seconds, 1e-9)
+
+
+def _is_held_up(steps: Sequence[HostStep]) -> bool:
+    counted = steps[FIRST_STEPS:]
+    stalled_s = sum(step.stalled_s for step in counted)
+    return stalled_s > HELD_UP * (stalled_s + sum(step.seconds for step in counted))

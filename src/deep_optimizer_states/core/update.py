@@ -1,0 +1,362 @@
+"""Updates that run beside what comes after them: their thread, who waits for them, their tiles.
+
+``step()`` launches the update on a thread of its own and returns. Whoever is about to gather a
+parameter waits for that parameter's tiles alone, and whoever is about to overwrite a gradient waits
+until the update has read it. Nothing is stale and nothing is rolled back: the model computes with
+the weights that it would have had, only the waiting has moved to where they are needed.
+
+An update may begin before ``step()``. It gets tiles as backward ends with them, and the rest from
+``step()``. Until then it is *open*: its thread waits for more, state is of two different steps, and
+whoever would look at it or use it is refused.
+
+[Note: failures] An update that failed, or that was cut short while it was being launched, leaves
+optimizer state of two different steps behind. So its failure stays: every wait raises it again, and
+with it every step, save and look at the state, until the state has been loaded anew. An update is
+over when its thread says so, however often somebody who waited for it was interrupted.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Latch, Wait
+from deep_optimizer_states.errors import UpdateError
+
+POLL_S = 0.2
+"""Seconds between two looks of a thread that waits for tiles whether the process is ending."""
+After = tuple[Event, Event]
+"""Events that the steps of tiles wait for, as ``Executor.caller_events`` gives them."""
+
+
+class Handover:
+    """Tiles that an update may step by now; the ``Arrivals`` of its schedule.
+
+    Args:
+        order: All tiles, those first that are needed first.
+        ahead: Tiles whose state was sent to the device ahead of the update, kept up to date.
+        follow: Called on the update's thread before tiles are stepped, with what they must wait
+            for.
+        on_wait: Told from when to when, in s, the thread waited for tiles.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[int],
+        ahead: Collection[int],
+        follow: Callable[[After], None],
+        on_wait: Callable[[float, float], None] = lambda begin_s, end_s: None,
+    ) -> None:
+        self.order = order
+        self.ahead = ahead
+        self.host_tiles: Collection[int] = frozenset()
+        self.given: set[int] = set()
+        self.is_open = True
+        self._follow = follow
+        self._on_wait = on_wait
+        # The one queue of Python's that a signal handler may use in the middle of another use.
+        self._queue: queue.SimpleQueue[tuple[Sequence[int], After | None] | UpdateError]
+        self._queue = queue.SimpleQueue()
+        self._pending: collections.deque[tuple[Sequence[int], After | None]] = collections.deque()
+        self._has_come = False
+
+    def give(self, tiles: Iterable[int], after: After) -> None:
+        """Hand tiles over whose gradients are final and whose weights nobody reads any more."""
+        fresh = list(tiles)
+        self.given.update(fresh)
+        self._queue.put((fresh, after))
+
+    def give_rest(self, after: After, host_tiles: Collection[int] = frozenset()) -> None:
+        """Hand over all that are left: the norm is known.
+
+        Args:
+            after: What they must wait for.
+            host_tiles: Tiles that must be stepped where their state lives. Those that were given
+                before keep to what was said of them then: their gradient may be elsewhere.
+        """
+        self.host_tiles = frozenset(host_tiles) - self.given
+        self.is_open = False
+        self.give([tile for tile in self.order if tile not in self.given], after)
+        self._queue.put(((), None))
+
+    def give_up(self, why: UpdateError) -> None:
+        """Make the update fail if it is open: no more tiles will come."""
+        if self.is_open:
+            self.is_open = False
+            self._queue.put(why)
+
+    def take(self, wait: bool) -> Iterable[int]:
+        """Return those handed over since the last call; runs on the update's thread.
+
+        Args:
+            wait: Block until there is one; none then means that all have come.
+
+        Raises:
+            UpdateError: It was given up, or the process is about to end.
+        """
+        if self._has_come:
+            return ()
+        begin_s = time.perf_counter()
+        found: list[int] = []
+        while not found and not self._has_come:
+            self._collect(wait and not self._pending)
+            while self._pending:
+                tiles, after = self._pending[0]
+                # Rather those that can be stepped at once than newer ones that must be waited for.
+                if after is not None and (found or not wait) and not after[1].reached():
+                    break
+                self._pending.popleft()
+                if after is None:
+                    self._has_come = True
+                else:
+                    self._follow(after)
+                    found += tiles
+            if not wait:
+                break
+        if wait:
+            self._on_wait(begin_s, time.perf_counter())
+        return found
+
+    def _collect(self, wait: bool) -> None:
+        """Take what was put into the queue, at least one thing if told to wait for it."""
+        while True:
+            try:
+                item = self._queue.get(wait, POLL_S)
+            except queue.Empty:
+                if not wait:
+                    return
+                if _is_process_ending():
+                    # Python joins this thread before it ends, and nobody is left to hand over more.
+                    raise UpdateError("the process ends between backward and step()") from None
+                continue
+            if isinstance(item, UpdateError):
+                raise item
+            self._pending.append(item)
+            wait = False
+
+
+def _is_process_ending() -> bool:
+    # Python's own flag comes before it joins threads; the main thread ends only after that.
+    return bool(getattr(threading, "_SHUTTING_DOWN", False))
+
+
+class Update:
+    """One step's update, perhaps still in flight."""
+
+    def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
+        self.handover = handover
+        self._issued = [Latch() for _ in range(num_tiles)]
+        self._events: list[Event | None] = [None] * num_tiles
+        self._failure: BaseException | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it has begun before ``step()``, and waits for more tiles."""
+        return self.handover is not None and self.handover.is_open
+
+    def give_up(self, why: UpdateError) -> None:
+        """Make it fail if it is open."""
+        if self.handover is not None:
+            self.handover.give_up(why)
+
+    def issued(self, tile: int, event: Event) -> None:
+        """Note that a tile's weights are written, and its gradient read, once ``event`` is."""
+        self._events[tile] = event
+        self._issued[tile].set()
+
+    def end(self, failure: BaseException | None) -> None:
+        """Let everybody through; with a failure, each who waits raises it."""
+        self._failure = failure
+        for latch in self._issued:
+            latch.set()
+
+    def wait(self, tiles: Iterable[int], device: Device, why: Wait) -> None:
+        """Block until ``tiles`` are done.
+
+        Raises:
+            UpdateError: The update failed, or did not reach a tile in time.
+        """
+        if device.leaves_out(why):
+            return
+        for tile in tiles:
+            if not self._issued[tile].wait(WAIT_TIMEOUT_S):
+                raise UpdateError(
+                    f"waited {WAIT_TIMEOUT_S:g} s for the update to reach tile {tile}"
+                )
+            if self._failure is not None:
+                raise UpdateError(f"the update failed: {self._failure}") from self._failure
+            event = self._events[tile]
+            if event is not None:
+                event.synchronize()
+
+
+class Background:
+    """The thread on which updates run, one at a time. See [Note: failures].
+
+    Attributes:
+        update: The last one, unless all of it has been waited for.
+        overlooks_failure: Whether state is looked at to be replaced, whatever became of it.
+
+    Args:
+        device: What the thread works on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._pool = ThreadPoolExecutor(
+            1, "deep_optimizer_states/update", initializer=device.enter_thread
+        )
+        self._ended: Latch | None = None
+        self._failure: BaseException | None = None
+        self._under_way = ""
+        self.update: Update | None = None
+        self.overlooks_failure = False
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether an update is in flight."""
+        return self._ended is not None and not self._ended.is_set
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a failure is known that no loading has made good yet."""
+        return self._failure is not None
+
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on the thread, before any update."""
+        self._pool.submit(work).result(WAIT_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def under_way(self, what: str) -> Iterator[None]:
+        """Do something in the middle of which nothing may be saved; ``what`` names it."""
+        self._under_way = what
+        try:
+            yield
+        finally:
+            self._under_way = ""
+
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """Do something that leaves wrong state behind when it is cut short; ``what`` names it."""
+        try:
+            yield
+        except UpdateError as error:
+            self._failure = self._failure or error
+            raise
+        except BaseException as error:
+            self._failure = self._failure or UpdateError(f"{what} was cut short by {error!r}")
+            raise
+
+    def refuse_to_save(self) -> None:
+        """Refuse a signal handler that saves in the middle of what it interrupted.
+
+        Raises:
+            UpdateError: State and counters are being changed.
+        """
+        if self._under_way:
+            raise UpdateError(
+                f"state cannot be saved in the middle of {self._under_way}, which a signal handler "
+                "has interrupted: let the handler set a flag, and save after engine.step()"
+            )
+
+    def refuse_while_open(self) -> None:
+        """Refuse to read or save state, or to replace a part of it, while it is half updated.
+
+        Raises:
+            UpdateError: An update has begun before ``step()``; it goes on unharmed.
+        """
+        if self.update is not None and self.update.is_open:
+            raise UpdateError(
+                "state cannot be read, saved or loaded in part between backward and engine.step(): "
+                'with "deep_optimizer_states.step_before_norm" some of it has been updated '
+                "already. Do it after engine.step(), or set "
+                '"deep_optimizer_states.step_before_norm" to false'
+            )
+
+    def launch(self, update: Update, run: Callable[[], None]) -> None:
+        """Start an update; the one before must have been waited for."""
+        assert self._ended is None, "an update is in flight"
+        self.update, self._ended = update, (ended := Latch())
+
+        def run_to_the_end() -> None:
+            failure: BaseException | None = None
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - every wait raises it
+                failure = error
+            self._failure = self._failure or failure
+            update.end(failure)
+            ended.set()
+
+        self._pool.submit(run_to_the_end)
+
+    def wait(self) -> None:
+        """Block until all state is where it lives.
+
+        Raises:
+            UpdateError: An update failed and nothing has been loaded since, or it did not end in
+                time; or it has begun before ``step()`` and waits for more gradients.
+        """
+        if not self.overlooks_failure:
+            self.refuse_while_open()
+        self.wait_for_end()
+        self.check()
+        self.update = None
+
+    @contextlib.contextmanager
+    def overlooking_failure(self) -> Iterator[None]:
+        """Wait for the update in flight, and overlook for a while how it and others ended."""
+        self.wait_for_end()
+        before, self.overlooks_failure = self.overlooks_failure, True
+        try:
+            yield
+        finally:
+            self.overlooks_failure = before
+
+    def fail(self, error: UpdateError) -> NoReturn:
+        """Make the update that is open fail, and raise ``error``."""
+        self._failure = self._failure or error
+        if self.update is not None:
+            self.update.give_up(error)
+        raise error
+
+    def wait_for_end(self) -> None:
+        """Block until no update is in flight, however it ended; one that is open fails.
+
+        Raises:
+            UpdateError: It did not end in time; it counts as in flight still.
+        """
+        if self.update is not None:
+            self.update.give_up(UpdateError("given up between backward and engine.step()"))
+        ended = self._ended
+        if ended is None:
+            return
+        if not ended.wait(WAIT_TIMEOUT_S):
+            raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
+        # Only now: whoever was interrupted above has not made the update end.
+        self._ended = None
+
+    def check(self) -> None:
+        """Raise the failure that is known, unless it is overlooked, without waiting."""
+        if self._failure is not None and not self.overlooks_failure:
+            raise UpdateError(
+                f"{self._failure}. The optimizer state is not to be trusted, so it is neither "
+                "trained on nor saved: go back to the last checkpoint (engine.load_checkpoint with "
+                "its optimizer states, in this process or in a new one)"
+            ) from self._failure
+
+    def forget_failure(self) -> None:
+        """Go on: the state has been loaded anew, and no update is in flight."""
+        assert self._ended is None, "an update is in flight"
+        self._failure = None
+
+    def close(self) -> None:
+        """End the thread once what it runs has ended; a failure of that is dropped."""
+        if self.update is not None:
+            self.update.give_up(UpdateError("the engine is destroyed"))
+        self._pool.shutdown(wait=True)

@@ -1,1 +1,0 @@
-"""Adam in DeepSpeedCPUAdam's exact arithmetic: scalars, host kernel, device kernel."""

@@ -1,0 +1,40 @@
+"""Run groups of rows as the ranks of a job, as every test here does."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.fixture(scope="module")
+def run_rows(tmp_path_factory):
+    """``run_rows(GROUP)`` -> the report of each rank: what is wrong with each row, by group."""
+
+    def run(groups, extent="few", num_ranks=1, **variables):
+        folder = tmp_path_factory.mktemp("rows")
+        words = (groups, extent, folder / "report", folder)
+        run_ranks(WORKER, *words, num_ranks=num_ranks, **variables)
+        return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(num_ranks)]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def check_rows(run_rows):
+    """Run the rows of a group; so many must be there, and nothing may be wrong with any."""
+
+    def check(group, num_rows, num_ranks=1, extent="few", **variables):
+        reports = run_rows(group, extent, num_ranks, **variables)
+        for rank, report in enumerate(reports):
+            wrong = [(name, "\n".join(found)) for name, found in report[group].items() if found]
+            told = "\n\n".join(
+                f"{name}, rank {rank} of {num_ranks}:\n{text}" for name, text in wrong
+            )
+            assert not wrong, told
+            assert len(report[group]) == num_rows
+            assert report["lanes left"] == []
+
+    return check

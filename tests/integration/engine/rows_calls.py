@@ -1,0 +1,640 @@
+"""Odd models, uses of parameters, calls between steps, and pairs of engines in one process."""
+
+import functools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import deepspeed
+import models
+import torch
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    set_z3_leaf_modules,
+)
+from engines import (
+    HELD_S,
+    NUM_RANKS,
+    RANK,
+    STRIDE,
+    WIDTH,
+    Case,
+    Net,
+    differences,
+    ds_config,
+    play,
+    play_late,
+)
+from rows import Rows
+from safetensors.torch import load_file
+from seams import Wait
+
+ROWS = Rows()
+run = ROWS.run
+NOTHING_PERSISTS = {"stage3_param_persistence_threshold": 0}
+FourLayers = functools.partial(Net, 4)
+net_case = functools.partial(Case, make=FourLayers, zero=NOTHING_PERSISTS)
+PLAIN = net_case()
+ONE_BATCH = net_case(accumulation=1)
+LANGUAGE = Case(
+    zero={"sub_group_size": 1000 // NUM_RANKS, "reduce_bucket_size": 8000, **NOTHING_PERSISTS},
+    batch=models.draw_tokens,
+    loss=models.predict_tokens,
+    tile_numel=2048,
+)
+
+
+def freeze(layers, frozen=True):
+    for layer in layers:
+        layer.requires_grad_(not frozen)
+
+
+def step_in_flight(trial, engine):
+    """A step whose update goes on a while after this has returned."""
+    trial.hold(engine)
+    trial.micro_step(engine)
+    trial.let_go(engine)
+
+
+def gathered(engine):
+    """Copies of all weights, as a user reads them."""
+    parameters = list(engine.module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):
+        return [parameter.detach().clone() for parameter in parameters]
+
+
+# Calls.
+
+
+@ROWS.compare("frozen and unfrozen", 1, 2)
+def frozen_and_unfrozen(trial):
+    """Between windows; a weight that is frozen goes on being updated, as in stock."""
+    engine = trial.open(PLAIN)
+    layers = engine.module.layers
+
+    def toggle(engine, micro_step):
+        if micro_step == 2:
+            layers[0].weight.requires_grad_(False)
+            freeze([layers[2]])
+        if micro_step == 6:
+            freeze(layers, frozen=False)
+
+    trial.train(engine, steps=5, before=toggle)
+
+
+@ROWS.compare("frozen by halves, update in flight")
+def frozen_by_halves(trial):
+    engine = trial.open(ONE_BATCH)
+    layers = engine.module.layers
+    for step in range(4):
+        trial.hold(engine)
+        trial.micro_step(engine)
+        freeze(layers, frozen=False)
+        freeze(layers[:2] if step % 2 else layers[2:])
+        trial.let_go(engine)
+
+
+@ROWS.compare("frozen before the first step, unfrozen later")
+def frozen_at_first(trial):
+    model = FourLayers()
+    freeze(model.layers[1:3])
+    engine = trial.open(Case(zero={"sub_group_size": 300}), model)
+    trial.train(engine, steps=2)
+    freeze(model.layers, frozen=False)
+    freeze(model.layers[1:3])
+    trial.train(engine, steps=2)
+
+
+@ROWS.compare("weights and biases frozen by turns, each step", 1, 2)
+def frozen_by_turns(trial):
+    def toggle(engine, micro_step):
+        for idx, parameter in enumerate(engine.module.parameters()):
+            parameter.requires_grad_((idx + micro_step // 2) % 3 != 0)
+
+    trial.train(trial.open(net_case(zero={"sub_group_size": 1})), steps=6, before=toggle)
+
+
+def write(engine, modifier_rank, parameters=None):
+    """Other weights, which the next update undoes; forward alone sees them."""
+    parameters = parameters or list(engine.module.parameters())
+    with (
+        deepspeed.zero.GatheredParameters(parameters, modifier_rank=modifier_rank),
+        torch.no_grad(),
+    ):
+        if modifier_rank == engine.global_rank:
+            for parameter in parameters:
+                parameter.mul_(0.5).add_(0.01)
+
+
+@ROWS.compare("GatheredParameters, update in flight", 1, 2)
+def write_in_flight(trial):
+    engine = trial.open(ONE_BATCH)
+    for step in range(4):
+        step_in_flight(trial, engine)
+        if step < 3:
+            write(engine, modifier_rank=step % NUM_RANKS)
+            trial.see("weights after the write", gathered(engine))
+
+
+@ROWS.compare("GatheredParameters, then master weights from them", 1, 2)
+def write_for_good(trial):
+    engine = trial.open(ONE_BATCH)
+    for _ in range(3):
+        step_in_flight(trial, engine)
+        write(engine, modifier_rank=0)
+        engine.optimizer.refresh_fp32_params()
+
+
+@ROWS.compare("GatheredParameters between the micro-batches", 1, 2)
+def write_between_micro_batches(trial):
+    def halve(engine, micro_step):
+        if micro_step in (1, 3):
+            write(engine, 0, [engine.module.layers[1].weight, engine.module.layers[3].bias])
+
+    trial.train(trial.open(PLAIN), before=halve)
+
+
+@ROWS.compare("EMA of the weights", 1, 2)
+def average(trial):
+    """Right after each step, from the gathered 16-bit weights."""
+    engine = trial.open(ONE_BATCH)
+    averages = [weight.float() for weight in gathered(engine)]
+    for _ in range(4):
+        step_in_flight(trial, engine)
+        for kept, weight in zip(averages, gathered(engine), strict=True):
+            kept.lerp_(weight.float(), 0.1)
+        trial.see("average", averages)
+
+
+@ROWS.compare("EMA of the master weights, used to evaluate")
+def average_of_masters(trial):
+    engine = trial.open(ONE_BATCH)
+    parameters = list(engine.module.parameters())
+    averages = [safe_get_full_fp32_param(parameter).clone() for parameter in parameters]
+    for _ in range(3):
+        step_in_flight(trial, engine)
+        for kept, parameter in zip(averages, parameters, strict=True):
+            kept.lerp_(safe_get_full_fp32_param(parameter), 0.1)
+        weights = gathered(engine)
+        replace(parameters, averages)
+        evaluate(trial, engine)
+        replace(parameters, weights)
+        trial.see("average", averages)
+
+
+def replace(parameters, values):
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0), torch.no_grad():
+        if RANK == 0:
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.copy_(value)
+
+
+def evaluate(trial, engine, mode=torch.no_grad):
+    probe = torch.full((2, WIDTH), 0.1, dtype=torch.bfloat16, device=engine.device)
+    engine.eval()
+    with mode():
+        trial.see("evaluated", engine(probe))
+    engine.train()
+
+
+@ROWS.compare("evaluation in the middle of a window, update in flight", 1, 2)
+def evaluate_mid_window(trial):
+    def evaluate_by_turns(engine, micro_step):
+        evaluate(trial, engine, torch.inference_mode if micro_step % 2 else torch.no_grad)
+
+    trial.train(trial.open(PLAIN), before=evaluate_by_turns)
+
+
+@ROWS.compare("hooks that read weights, state and gradients", 1, 2)
+def reading_hooks(trial):
+    engine, steps = trial.open(ONE_BATCH), []
+
+    def before_forward_of_all(module, inputs):
+        trial.see("master", safe_get_full_fp32_param(module.layers[3].weight))
+        if steps:
+            moment = safe_get_full_optimizer_state(module.layers[0].weight, "exp_avg")
+            trial.see("moment", moment)
+
+    def see_gradients(what):
+        trial.see(what, [safe_get_full_grad(p) for p in engine.module.parameters()])
+
+    engine.module.register_forward_pre_hook(before_forward_of_all)
+    for layer in engine.module.layers:
+        layer.register_forward_pre_hook(lambda module, _: trial.see("in forward", module.weight))
+        layer.register_full_backward_hook(lambda _m, _g, of_out: trial.see("of output", [*of_out]))
+        layer.weight.register_hook(lambda grad: trial.see("gradient of a weight", grad))
+    for _ in range(3):
+        trial.backward(engine)
+        see_gradients("gradient")
+        trial.step(engine)
+        steps.append(1)
+        see_gradients("scaled gradient")
+
+
+@ROWS.compare("hooks that change outputs and gradients")
+def changing_hooks(trial):
+    engine = trial.open(net_case(zero={}))
+    layers = engine.module.layers
+    layers[0].register_forward_hook(lambda module, inputs, out: out * module.weight.mean())
+    layers[1].register_full_backward_hook(lambda module, grads, _: (grads[0] * 0.5,))
+    layers[2].weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+    layers[3].bias.register_hook(lambda grad: torch.zeros_like(grad))
+    trial.train(engine)
+
+
+def generate(trial, make, **options):
+    """While the update is in flight, by a model in eval mode without gradients."""
+    engine = trial.open(LANGUAGE, make())
+    tokens = torch.arange(1, 2 * models.LENGTH + 1).reshape(2, -1).to(engine.device)
+    tokens %= models.VOCAB_SIZE
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0} | options
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    for _ in range(2):
+        trial.micro_step(engine)
+        step_in_flight(trial, engine)
+        engine.eval()
+        with torch.no_grad():
+            mask = torch.ones_like(tokens)
+            found = engine.module.generate(tokens, attention_mask=mask, **options)
+            trial.see("new tokens", found.sequences)
+            trial.see("logits of new tokens", list(found.logits))
+            trial.see("logits", engine(input_ids=tokens, labels=tokens).logits)
+        engine.train()
+    trial.train(engine, steps=1)
+
+
+for name, make, options, ranks in (
+    ("Llama, greedy", models.llama, {"do_sample": False}, (1, 2)),
+    ("GPT-2, sampled", models.gpt2, {"do_sample": True, "top_k": 8}, (1,)),
+    ("Mixtral, greedy", models.mixtral, {"do_sample": False}, (1, 2)),
+    ("T5, beams", models.t5, {"num_beams": 2, "do_sample": False}, (1,)),
+):
+    ROWS.compare(f"generate, {name}", *ranks, make=make, **options)(generate)
+
+
+@ROWS.compare("save_pretrained of tied weights, update in flight", 1, 2)
+def save_pretrained(trial):
+    engine = trial.open(LANGUAGE.changed(accumulation=1), models.gpt2())
+    for _ in range(2):
+        step_in_flight(trial, engine)
+        weights = engine._zero3_consolidated_16bit_state_dict()
+        if not weights:  # a rank that saves nothing
+            continue
+        with TemporaryDirectory() as folder:
+            engine.module.save_pretrained(folder, state_dict=weights)
+            saved = load_file(Path(folder) / "model.safetensors")
+        for name, weight in sorted(saved.items()):
+            trial.see(name, weight)
+
+
+# Models.
+
+
+def adapted_net():
+    model = FourLayers()
+    model.requires_grad_(False)
+    model.layers = torch.nn.ModuleList(models.Adapted(layer, 3) for layer in model.layers)
+    return model
+
+
+@ROWS.compare("LoRA, merged into the frozen weights after a step", 1, 2)
+def lora(trial):
+    """The merge stays: no master weights write over a frozen parameter."""
+
+    def merge(engine, micro_step):
+        if micro_step != 3:
+            return
+        for layer in engine.module.layers:
+            weights = layer.parameters_of_all()
+            with deepspeed.zero.GatheredParameters(weights, modifier_rank=0), torch.no_grad():
+                weights[0].add_(weights[1] @ weights[2])
+
+    engine = trial.open(Case(zero={"sub_group_size": 50}), adapted_net())
+    trial.train(engine, steps=4, after=merge)
+
+
+class Experts(torch.nn.Module):
+    """Each sample goes to one expert of those allowed; the choice is the router's."""
+
+    def __init__(self, num_experts=4):
+        super().__init__()
+        self.router = torch.nn.Linear(WIDTH, num_experts)
+        experts = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(num_experts))
+        self.experts = torch.nn.ModuleList(experts)
+        self.allowed = range(num_experts)
+
+    def forward(self, x):
+        weights = self.router(x).softmax(-1)[:, list(self.allowed)]
+        best, choice = weights.max(-1)
+        out = torch.zeros_like(x)
+        for position, idx in enumerate(self.allowed):
+            chosen = choice == position
+            if chosen.any():
+                out[chosen] = best[chosen, None] * torch.tanh(self.experts[idx](x[chosen]))
+        return x + out
+
+
+def expert_net():
+    """One layer of experts among the others."""
+    model = Net(num_layers=3)
+    model.layers[1] = Experts()
+    return model
+
+
+def train_experts(trial, choose, steps):
+    def allow(engine, micro_step):
+        engine.module.layers[1].allowed = choose(micro_step)
+
+    trial.train(trial.open(Case(), expert_net()), steps, before=allow)
+
+
+# An expert is used in all micro-batches of a window and on every rank, or in none.
+ROWS.compare(
+    "experts by turns", 1, 2, choose=lambda n: ((0,), (1,), (0,), (3,), (1,))[n // 2], steps=5
+)(train_experts)
+# What the router chooses is data's affair; half the experts are closed at a time.
+ROWS.compare(
+    "an expert not chosen in the last micro-batch",
+    choose=lambda n: tuple(i for i in range(4) if (i + n // 2 + n) % 3),
+    steps=4,
+)(train_experts)
+
+
+@ROWS.compare("experts in a leaf module", 1, 2)
+def leaf_experts(trial):
+    """Experts that the router does not choose get zeros, other ones on each rank."""
+    model = expert_net()
+    set_z3_leaf_modules(model, [Experts])
+    trial.train(trial.open(Case(), model), steps=4)
+
+
+class UsesOthersWeights(Net):
+    """Computes with weights of modules that it does not call."""
+
+    def __init__(self, registers):
+        super().__init__(num_layers=4)
+        if registers:
+            deepspeed.zero.register_external_parameter(self, self.layers[2].weight)
+            deepspeed.zero.register_external_parameter(self, self.layers[3].bias)
+
+    def forward(self, x):
+        x = torch.nn.functional.linear(x, self.layers[2].weight, self.layers[3].bias)
+        x = self.layers[0](x) + x
+        x = torch.tanh(self.layers[2](x)) @ self.layers[1].weight.t()
+        return self.layers[3](x) + self.layers[1].bias
+
+
+@ROWS.compare("external parameters, registered", 1, 2, registers=True)
+@ROWS.compare("external parameters, found by DeepSpeed", registers=False)
+def external(trial, registers):
+    trial.train(trial.open(PLAIN, UsesOthersWeights(registers)))
+
+
+# Uses.
+
+
+def train_by_turns(trial, turns, **attributes):
+    """Each micro-batch sets the model's attributes to those of its turn."""
+
+    def choose(engine, micro_step):
+        for name, values in attributes.items():
+            setattr(engine.module, name, values[micro_step // turns % len(values)])
+
+    trial.train(trial.open(PLAIN), steps=4, before=choose)
+
+
+def orders(*texts):
+    """Segments of one layer each."""
+    return [tuple((int(layer),) for layer in text) for text in texts]
+
+
+# The order of use that the first iteration saw is never seen again.
+ROWS.compare(
+    "layers in another order each micro-batch",
+    *(1, 2),
+    turns=1,
+    segments=orders("0123", "3102", "2013", "3210"),
+)(train_by_turns)
+ROWS.compare(
+    "layers used twice or thrice in one forward",
+    *(1, 2),
+    turns=2,
+    segments=orders("01023", "001233", "3210123"),
+)(train_by_turns)
+ROWS.compare(
+    "layers used without gradients by turns",
+    *(1, 2),
+    turns=1,
+    detached=((), (1,), (1, 2), (), (2,)),
+)(train_by_turns)
+ROWS.compare(
+    "a layer first used at step 3",
+    *(1, 2),
+    turns=1,
+    segments=orders("013", "013", "013", "013", "0123", "0123"),
+)(train_by_turns)
+
+
+@ROWS.compare("a layer used twice, once detached", 1, 2)
+def used_beside_itself(trial):
+    class Both(Net):
+        def forward(self, x):
+            with torch.no_grad():
+                x = x + self.layers[2](x)
+            x = super().forward(x)
+            return x + self.layers[0](x.detach()) + torch.tanh(self.layers[1](x)).detach()
+
+    trial.train(trial.open(PLAIN, Both(num_layers=4)), steps=4)
+
+
+@ROWS.compare("tied weights, first used by the module of the other group", 1, 2)
+def tied_over_groups(trial):
+    model = FourLayers()
+    model.layers[3].weight = model.layers[0].weight
+    model.layers[2].bias = model.layers[1].bias
+
+    def groups(model):
+        first, second, third, last = model.layers
+        return [
+            {"params": [third.weight, last.bias, last.weight], "lr": 1e-3},
+            {"params": [second.weight, third.bias, first.bias], "betas": (0.5, 0.9)},
+        ]
+
+    trial.train(trial.open(net_case(groups=groups), model), steps=4)
+
+
+class Words(torch.nn.Module):
+    """An embedding that is the head too, and whose first row gets no gradient as an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(40, WIDTH, padding_idx=0)
+        self.inner = FourLayers()
+        self.head = torch.nn.Linear(WIDTH, 40, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        return self.head(self.inner(self.words(tokens)))
+
+
+def predict_words(engine, batch):
+    (tokens,) = batch
+    logits = engine(tokens).float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+@ROWS.compare("a tied embedding with padding_idx", 1, 2)
+def padded_words(trial):
+    def draw(generator):
+        return [torch.randint(0, 5, (2, 6), generator=generator)]
+
+    trial.train(trial.open(Case(make=Words, batch=draw, loss=predict_words)))
+
+
+# Pairs of engines.
+
+
+@ROWS.compare("two of ours, micro-batch by micro-batch", 1, 2)
+def two(trial):
+    """The second engine's update begins in the middle of the first one's window."""
+    first, second = trial.open(PLAIN), trial.open(PLAIN)
+    trial.micro_step(second)
+    for _ in range(5):
+        trial.micro_step(first)
+        trial.micro_step(second)
+
+
+@ROWS.compare("ours beside stock", 1, 2)
+def beside_stock(trial):
+    ours, stock = trial.open(PLAIN), trial.open(PLAIN, block=None)
+    for _ in range(6):
+        trial.micro_step(ours)
+        trial.micro_step(stock)
+
+
+@ROWS.compare("one destroyed while the other's update is in flight", 1, 2)
+def destroyed_beside(trial):
+    first, second = trial.open(ONE_BATCH), trial.open(ONE_BATCH)
+    trial.micro_step(first)
+    trial.hold(second)
+    trial.micro_step(second)
+    trial.end(first)
+    trial.let_go(second)
+    trial.see("weights", gathered(second))
+    trial.micro_step(second)
+
+
+@ROWS.compare("destroyed in mid-update and mid-window, another made of the model", 1, 2)
+def made_again(trial):
+    model = FourLayers()
+    engine = trial.open(PLAIN, model)
+    trial.train(engine, steps=2)
+    trial.micro_step(engine, ends_window=False)
+    trial.end(engine)
+    again = trial.open(PLAIN, model)
+    trial.train(again, steps=2)
+    trial.end(again)
+    trial.train(trial.open(PLAIN, model, block=None), steps=1)
+
+
+@ROWS.compare("stock's model taken over")
+def taken_over(trial):
+    model = FourLayers()
+    stock = trial.open(PLAIN, model, block=None)
+    trial.train(stock, steps=2)
+    trial.end(stock)
+    trial.train(trial.open(PLAIN, model), steps=2)
+
+
+def move_towards(trial, target, source, engines):
+    """As a target network is made: one call gathers the parameters of two models.
+
+    DeepSpeed asks the parameter that was partitioned first, so the target is the older model.
+    ``engines``: those whose update is then in flight.
+    """
+    for engine in engines:
+        trial.hold(engine)
+        trial.micro_step(engine)
+    for number, engine in enumerate(engines):
+        trial.let_go(engine, HELD_S * (1 + 3 * number))  # the later one is still in flight then
+    mine, others = list(target.parameters()), list(source.parameters())
+    with deepspeed.zero.GatheredParameters([*mine, *others], modifier_rank=0), torch.no_grad():
+        if RANK == 0:
+            for kept, new in zip(mine, others, strict=True):
+                kept.lerp_(new, 0.25)
+    with deepspeed.zero.GatheredParameters(mine):
+        trial.see("target", mine)
+
+
+@ROWS.compare("weights of two of ours gathered at once, in flight", 1, 2, of_stock=False)
+@ROWS.compare("weights of stock and of ours gathered at once, in flight", of_stock=True)
+def gathered_at_once(trial, of_stock):
+    first = trial.open(ONE_BATCH, block=None) if of_stock else trial.open(ONE_BATCH)
+    second = trial.open(ONE_BATCH)
+    for _ in range(3):
+        move_towards(trial, first.module, second.module, (first, second))
+
+
+@ROWS.compare("weights of no engine and of ours gathered at once, in flight")
+def gathered_with_none(trial):
+    """An average in a model that is partitioned and never trained."""
+    with deepspeed.zero.Init(config_dict_or_path=ds_config(ONE_BATCH, None)):
+        average_of_weights = FourLayers()
+    engine = trial.open(ONE_BATCH)
+    for _ in range(3):
+        move_towards(trial, average_of_weights, engine.module, (engine,))
+
+
+class Student(Net):
+    """Computes with a weight of another engine's model beside one of its own."""
+
+    def __init__(self, teacher):
+        super().__init__(num_layers=4)
+        self.own = torch.nn.Parameter(torch.eye(WIDTH))
+        deepspeed.zero.register_external_parameter(self, teacher.layers[0].weight)
+        self.borrowed = [teacher.layers[0].weight]  # in a list: no parameter of this module
+
+    def forward(self, x):
+        return super().forward(x) @ self.own + x @ self.borrowed[0].detach().t()
+
+
+@ROWS.compare("a student that borrows a weight of its teacher, in flight", 1, 2, is_older=False)
+@ROWS.compare("a student that is older than its teacher, in flight", is_older=True)
+def borrowed(trial, is_older):
+    """DeepSpeed gathers a module's parameters in the order in which they were partitioned."""
+    model = FourLayers()
+    teacher = None if is_older else trial.open(ONE_BATCH, model)
+    student = trial.open(ONE_BATCH, Student(model))
+    teacher = teacher or trial.open(ONE_BATCH, model)
+    for _ in range(3):
+        step_in_flight(trial, teacher)
+        step_in_flight(trial, student)
+
+
+@ROWS.compare("a loss through both")
+def chained(trial):
+    """One backward: the gradients of both are reduced in it."""
+    first, second = trial.open(ONE_BATCH), trial.open(ONE_BATCH)
+    for number in range(3):
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(4, WIDTH, generator=generator).to(first.device, torch.bfloat16)
+        loss = (second(first(x)).float() ** 2).mean()
+        trial.see("loss", loss)
+        first.backward(loss)
+        first.step()
+        second.step()
+    trial.micro_step(second)
+
+
+# Negative controls: a gather that does not wait for its tiles must show.
+
+
+@ROWS.check("without its wait, an average sees other weights", act=average)
+@ROWS.check("without its wait, a write meets other weights", act=write_in_flight)
+@ROWS.check(
+    "without its wait, other tokens are generated",
+    act=functools.partial(generate, make=models.mixtral, do_sample=False),
+)
+def reads_too_early(_folder, act):
+    assert differences(play_late(act, STRIDE, {Wait.WEIGHTS_READY}), play(act, None)) != []

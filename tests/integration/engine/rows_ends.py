@@ -1,0 +1,193 @@
+"""Engines that nobody destroys, and processes that end or are killed with an update in flight.
+
+As a group of the worker its extent is what is done: ``left`` checks what engines leave behind,
+``ways`` ends a process in every way and writes the statuses, ``train`` goes on from the last
+checkpoint until it is killed or done, ``replay`` has stock repeat that.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import engines
+from engines import STRIDE, Case, Trial, differences
+from signals import interrupt, main_thread_callers, once_within
+
+NONE_PERSISTENT = Case(accumulation=1, zero={"stage3_param_persistence_threshold": 0})
+NUM_ENGINES = 6
+WAYS_TO_END = (
+    "at the end",
+    "after backward",
+    "an error",
+    "SystemExit from a handler",
+    "SIGTERM",
+)
+
+
+def main(mode, out, folder):
+    if mode == "ways":
+        how = end_in_each_way(out)
+        if how is not None:
+            engines.prepare()
+            leave(how)
+        return
+    engines.prepare()
+    if mode == "train":
+        go_on(folder, STRIDE, int((folder / "steps").read_text()))
+    else:
+        report = left_behind() if mode == "left" else replay(folder)
+        out.write_text(json.dumps(report))
+    engines.leave()
+
+
+def left_behind():
+    return {
+        "destroyed": count_what_is_left(STRIDE, destroys=True),
+        "dropped": count_what_is_left(STRIDE, destroys=False),
+        "stock, dropped": count_what_is_left(None, destroys=False),
+    }
+
+
+def count_what_is_left(block, destroys):
+    """Make, use and drop engines; what each leaves behind, from the second on."""
+    counts, made = [], []
+    for _ in range(NUM_ENGINES):
+        trial = Trial(block)
+        engine = trial.open(Case(accumulation=1))
+        trial.train(engine, 1)
+        made.append(weakref.ref(engine.optimizer))
+        if destroys:
+            trial.end(engine)
+        del engine, trial
+        gc.collect()
+        alive = sum(optimizer() is not None for optimizer in made)
+        counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), alive))
+    first, last = counts[1], counts[-1]
+    per_engine = [(b - a) / (len(counts) - 2) for a, b in zip(first, last, strict=True)]
+    return dict(zip(("threads", "files", "optimizers"), per_engine, strict=True))
+
+
+# Ends of a process.
+
+
+def leave(how):
+    """End with an update in flight, which steps nothing before somebody waits for it."""
+    trial = Trial(STRIDE)
+    engine = trial.open(NONE_PERSISTENT)
+    trial.train(engine, 1)
+    assert engine.optimizer.state, "this waits for the first update"
+    trial.hold(engine)
+    trial.train(engine, 1)
+    assert engine.optimizer.background.is_running, "no update is in flight"
+    waits = {"_shutdown"} if how == "SystemExit from a handler" else {"_shutdown", "before_gather"}
+    release_within(waits, trial, engine)
+    if how == "after backward":
+        engine.backward(trial.loss(engine))
+    if how == "an error":
+        raise RuntimeError("the user's own")
+    if how == "SystemExit from a handler":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        once_within("before_gather", lambda: interrupt(signal.SIGTERM))
+        trial.train(engine, 1)
+    if how == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def release_within(functions, trial, engine):
+    """Let the update go on once the main thread waits in one of these."""
+
+    def watch():
+        while functions.isdisjoint(main_thread_callers()):
+            time.sleep(0.002)
+        trial.release(engine)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end_in_each_way(out):
+    """Fork a process for each way to end; in it, the way, and in the parent None once all ended.
+
+    What is imported is all that they share: no thread runs yet and no engine is there.
+    """
+    engines.leave_out_muon()
+    statuses = {}
+    for how in WAYS_TO_END:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            return how
+        statuses[how] = status_of(child)
+    out.write_text(json.dumps(statuses))
+    return None
+
+
+def status_of(child):
+    """As ``subprocess`` gives it; "hangs" if it has not ended long after it should have."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+# A run that is killed.
+
+
+def last_tag(folder):
+    """The last whole checkpoint.
+
+    DeepSpeed writes `latest` after everything else, but not in one piece: killed in between, it is
+    empty, and then the newest checkpoint is whole.
+    """
+    if not (folder / "latest").is_file():
+        return None
+    written = (folder / "latest").read_text().strip()
+    tags = [path.name for path in folder.glob("global_step*")]
+    return written or max(tags, key=lambda tag: int(tag.removeprefix("global_step")))
+
+
+def waits_at(folder):
+    """The step before which a run waits to be killed."""
+    path = folder / "wait at"
+    return int(path.read_text() or -1) if path.exists() else -1
+
+
+def go_on(folder, block, until):
+    """From the last checkpoint, or the beginning, to step ``until``; a checkpoint every step."""
+    with Trial(block) as trial:
+        engine, start = trial.open(), 0
+        if tag := last_tag(folder):
+            engine.load_checkpoint(folder, tag=tag)
+            start = engine.global_steps
+        with (folder / "starts").open("a") as file:
+            file.write(f"{start}\n")
+        for step in range(start, until):
+            while block is not None and step == waits_at(folder):
+                time.sleep(0.02)
+            trial.train(engine, steps=1, skip=step)
+            engine.save_checkpoint(folder)
+        trial.forget()
+    return trial
+
+
+def replay(folder):
+    """Stock, stopped and started where the killed run was; then both ends compared."""
+    steps = int((folder / "steps").read_text())
+    starts = [int(line) for line in (folder / "starts").read_text().split()]
+    stock_folder = folder / "stock"
+    stock_folder.mkdir()
+    for stop in [*starts[1:], steps]:
+        stock = go_on(stock_folder, None, stop)
+    with Trial(STRIDE) as ours:
+        ours.open().load_checkpoint(folder, tag=last_tag(folder))
+    return {"starts": starts, "different": differences(ours, stock)}

@@ -1,0 +1,135 @@
+"""Run the table of equality: its rows under their policies, and resumes.
+
+The extent is ``once``, ``few``, ``many`` or ``all`` of the runs.
+"""
+
+import functools
+import os
+import re
+
+from engines import NUM_RANKS, POLICIES, STEPS, STRIDE, differences, go_on, play, save, training
+from rows_table import CASES, FIRST_CASE, columns_of
+from seams import UnsupportedDeepSpeedError
+
+PREFETCHED, BEFORE_NORM = "dynamic, prefetched", "stride 2, before the norm"
+# The third step would settle which gradients stay on the device, and nothing comes before it.
+AT_ONCE = {"keep_grads_on_device": False}
+IN_BACKWARD = {
+    PREFETCHED: {**POLICIES["dynamic"], "prefetch_memory_bytes": 50_000, **AT_ONCE},
+    BEFORE_NORM: {
+        **STRIDE,
+        "step_before_norm": True,
+        "prefetch_memory_bytes": 20_000,
+        **AT_ONCE,
+    },
+}
+"""Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
+MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
+"""Number of ranks -> the policies of every feature in the extent ``many``."""
+FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
+"""Between which checkpoints are exchanged on more than one rank, if not all is run."""
+
+
+def run(report, extent, folder):
+    """Fill ``comparisons``, ``columns``, ``left_out`` and ``refused``."""
+    for name in ("comparisons", "columns", "left_out", "refused"):
+        report[name] = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        if re.search(os.environ.get("ROWS_ONLY", ""), name):
+            compare_case(report, extent, number, name, case)
+    compare_two_at_once(report)
+    resume(report["comparisons"], folder, extent)
+
+
+def compare_case(report, extent, number, name, case):
+    policies = policies_of(number, name, extent)
+    if not policies:
+        return
+    if not case.is_in_this_release:
+        report["left_out"][name] = len(policies)
+        return
+    ways = ways_in_backward(name, extent)
+    blocks = {policy: POLICIES[policy] for policy in policies}
+    blocks |= {PREFETCHED: IN_BACKWARD[PREFETCHED]} if ways else {}
+    # Ours first: in a fresh process DeepSpeed must not need stock's optimizer to have run.
+    try:
+        ours = {policy: play(training(case), block) for policy, block in blocks.items()}
+    except UnsupportedDeepSpeedError as error:  # on every rank alike
+        report["refused"][name] = str(error)
+        return
+    stock = play(training(case), None)
+    for policy, trial in ours.items():
+        report["comparisons"][f"{name} | {policy}"] = differences(trial, stock)
+    if BEFORE_NORM in ways:
+        act = training(case.changed(config={**case.config, "gradient_clipping": 0}))
+        trial = play(act, IN_BACKWARD[BEFORE_NORM])
+        report["comparisons"][f"{name} | {BEFORE_NORM}"] = differences(trial, play(act, None))
+    report["columns"][name] = columns_of(case)
+
+
+def policies_of(number, name, extent):
+    """The policies that a case is run under, ``number`` being its place among the cases."""
+    case = CASES[name]
+    if case.most_ranks < NUM_RANKS or (case.few and extent != "all" and NUM_RANKS > 2):
+        return ()
+    names = case.policies or tuple(POLICIES)
+    if extent == "all" or (name == FIRST_CASE and extent != "once"):
+        return names
+    if extent == "many":
+        if not case.policies:
+            return MANY_POLICIES[NUM_RANKS]
+        return (names * 2)[number % len(names) :][: case.few or len(names)]
+    # In the extent ``few`` one rank and two take every other case, each of them all policies.
+    if extent == "few" and case.most_ranks > 1 and 1 + number % 2 != NUM_RANKS:
+        return ()
+    return (names[number // 2 % len(names)],)
+
+
+def ways_in_backward(name, extent):
+    """Those of ``IN_BACKWARD`` that a case is run in: all, or for short of the first case."""
+    case = CASES[name]
+    is_run = extent == "all" or (name == FIRST_CASE and extent != "once")
+    if not is_run or case.stage != 3 or case.most_ranks < NUM_RANKS:
+        return ()
+    if not case.config.get("managed_gradient_accumulation", True):
+        return ()  # refused: no backward knows whether the window ends
+    return (PREFETCHED,) if "fp16" in case.config else tuple(IN_BACKWARD)
+
+
+def compare_two_at_once(report):
+    """Two engines of one process, a step of one between the steps of the other."""
+    case = CASES[FIRST_CASE]
+
+    def act(trial, blocks):
+        engines = [trial.open(case, block=block) for block in blocks]
+        for step in range(STEPS):
+            for engine in engines:
+                trial.train(engine, steps=1, skip=step)
+
+    names = ("stride 2", "dynamic")
+    ours = play(functools.partial(act, blocks=[POLICIES[name] for name in names]), None)
+    found = differences(ours, play(functools.partial(act, blocks=[None, None]), None))
+    for name in names:
+        report["comparisons"][f"two engines at once | {name}"] = found
+    report["columns"]["two engines at once"] = columns_of(case)
+
+
+def resume(comparisons, folder, extent):
+    """Save under one engine, load under another, go on: equal to stock doing the same."""
+    case, blocks = CASES[FIRST_CASE], {"stock": None, **POLICIES}
+    if extent == "once" or (NUM_RANKS > 1 and extent != "all"):
+        blocks = {name: blocks[name] for name in FEW_RESUMES}
+    for name, block in blocks.items():
+        save(case, block, folder / name)
+    stock = go_on(case, None, folder / "stock", steps=STEPS)
+    for saved, name in exchanges([*blocks], extent):
+        trial = go_on(case, blocks[name], folder / saved, steps=STEPS)
+        comparisons[f"resume | {saved} to {name}"] = differences(trial, stock)
+
+
+def exchanges(names, extent):
+    """``(saved by, loaded by)``: every pair, or a ring through all names."""
+    if extent in ("many", "all"):
+        pairs = [(saved, loaded) for saved in names for loaded in names]
+        return pairs[1:]  # stock to stock is the reference
+    return list(zip(names, [*names[1:], names[0]], strict=True))

@@ -1,0 +1,419 @@
+"""Updates that fail, waits and loads that are cut short: nothing wrong is saved or trained on."""
+
+import contextlib
+import functools
+import signal
+import sys
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes_left, play, same
+from rows import Rows
+from rows_table import CASES, FIRST_CASE
+from seams import Background, EmulatedDevice, StateHomes, gathers, own_stream_alone, read_state
+from signals import interrupt, names_of, once_within, when_within
+
+ROWS = Rows()
+run = ROWS.run
+STAGE_3, STAGE_2 = CASES[FIRST_CASE], CASES[f"ZeRO-2: {FIRST_CASE}"]
+NONE_PERSISTENT = STAGE_3.changed(zero={"stage3_param_persistence_threshold": 0})
+
+
+def masters_of(engine):
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        return optimizer.fp32_partitioned_groups_flat
+    return optimizer.single_partition_of_fp32_groups
+
+
+def consolidated_weights(engine, _folder):
+    return engine._zero3_consolidated_16bit_state_dict()
+
+
+CALLS = {
+    "forward": lambda engine, folder: engine(torch.ones(4, WIDTH).bfloat16()),
+    "save": lambda engine, folder: engine.save_checkpoint(folder, "poisoned"),
+    "state_dict": lambda engine, folder: engine.optimizer.state_dict(),
+    "masters": lambda engine, folder: masters_of(engine),
+    "moments": lambda engine, folder: engine.optimizer.state,
+    "offload": lambda engine, folder: engine.offload_states(
+        include=[OffloadStateTypeEnum.lp_params]
+    ),
+    "weights alone": lambda engine, folder: (
+        engine.load_checkpoint(folder, "good", load_module_only=True)[0]
+        and engine.save_checkpoint(folder, "poisoned")
+    ),
+}
+CALLS_AT_3 = {**CALLS, "weights": consolidated_weights}
+CALLS_AT_2 = {**CALLS, "reader": lambda engine, folder: read_state(engine)}
+# Stock refuses to move weights that are in host memory, so that this call never comes to us.
+CALLS_ON_HOST = {name: call for name, call in CALLS_AT_3.items() if name != "offload"}
+"""Calls that must raise the failure of an update until a checkpoint is loaded."""
+
+
+def fail_and_load(folder, case, fault, block, calls):
+    """Fails in the third update; whoever goes on must hear of it until a checkpoint is loaded."""
+    words = "went wrong" if fault == "wrong bit" else "out of luck"
+    with Trial({**block, "verify_every": int(fault == "wrong bit")}) as trial:
+        engine = trial.open(case)
+        trial.train(engine, 2)
+        engine.save_checkpoint(folder, "good")
+
+        def step(_engine=None, _folder=None):
+            trial.train(engine, 1)
+            return engine.optimizer.state
+
+        with broken(fault):
+            said = {"failing step": answer(step)}
+        assert fault == "wrong bit" or ", step of tile" in said["failing step"]
+        for name, call in {"step": step, **calls}.items():
+            for time in ("", ", again"):
+                said[name + time] = answer(functools.partial(call, engine, folder))
+        for name, text in said.items():
+            assert text.startswith("UpdateError"), (name, text)
+            assert words in text, (name, text)
+            assert "load_checkpoint" in text or name == "failing step", (name, text)
+        missing = answer(lambda: engine.load_checkpoint(folder / "missing"))
+        assert missing == "no error: (None, None)"
+        assert (folder / "latest").read_text() == "good"
+        assert engine.load_checkpoint(folder)[0] is not None
+        trial.forget()
+        trial.train(engine, 3, skip=2)
+        trial.see_state(engine)
+        same(trial, go_on(case, None, folder, "good", 3, 2))
+        engine.save_checkpoint(folder, "after")
+        assert (folder / "latest").read_text() == "after"
+        trial.end(engine)
+
+
+for fault in ("CPU lane", "GPU lane", "wrong bit"):
+    for jit in (True, False):
+        block = {**STRIDE, "just_in_time_forward": jit}
+        given = {"case": STAGE_3, "fault": fault, "block": block, "calls": CALLS_AT_3}
+        way = "just in time" if jit else "waited for"
+        ROWS.check(f"{fault} fails, {way}", **given)(fail_and_load)
+    given = {"case": STAGE_2, "fault": fault, "block": STRIDE, "calls": CALLS_AT_2}
+    ROWS.check(f"{fault} fails at stage 2", **given)(fail_and_load)
+for fault, policy in (("CPU lane", "stride 2"), ("GPU lane", "ratio 0.5")):
+    given = {"case": CASES["offload_param"], "block": POLICIES[policy], "calls": CALLS_ON_HOST}
+    ROWS.check(f"{fault} fails, offload_param", fault=fault, **given)(fail_and_load)
+
+
+@ROWS.check("a failure that nobody was told of")
+def destroyed_with_a_failure(_folder):
+    """Whoever never looked is told by destroy(), once; every thread ends."""
+    with Trial(STRIDE) as trial:
+        engine = in_flight(trial, NONE_PERSISTENT, steps=0)
+        with broken("CPU lane"):
+            hold_a_step(trial, engine)
+            with released_when_waiting(trial, engine):
+                first = answer(engine.destroy)
+        assert "out of luck" in first
+        assert answer(engine.destroy) == "no error: None"
+        trial.end(engine)
+    assert lanes_left() == []
+
+
+def when_waiting(action):
+    """Do ``action`` on another thread once this one waits for the update."""
+    return when_within("wait_for_end", action)
+
+
+@contextlib.contextmanager
+def released_when_waiting(trial, engine):
+    """Let the update go on once this thread waits for it; at the end if it was not waited for."""
+    with when_waiting(lambda: trial.release(engine)):
+        yield
+    trial.release(engine)
+
+
+def in_flight(trial, case, steps=1):
+    """An engine after so many steps and one that is over, so that the next one can be held."""
+    engine = trial.open(case)
+    trial.train(engine, 1)
+    engine.optimizer.background.wait()
+    if steps:
+        hold_a_step(trial, engine)
+    return engine
+
+
+def hold_a_step(trial, engine):
+    """Its update lasts until it is released; step() waits for no persistent parameter."""
+    trial.hold(engine)
+    trial.train(engine, 1)
+
+
+def see_as_stock(trial, engine, case, folder, tag, skip):
+    """Train on, and compare with stock that loads a checkpoint and does the same."""
+    steps = 3 - skip
+    trial.forget()
+    trial.train(engine, steps, skip)
+    trial.see_state(engine)
+    same(trial, go_on(case, None, folder, tag, steps, skip))
+
+
+@ROWS.check("Ctrl-C while state is waited for")
+def interrupted_wait(folder):
+    """Then a checkpoint: nothing of the update is missing."""
+    case = NONE_PERSISTENT
+    with Trial(STRIDE) as trial:
+        engine = in_flight(trial, case)
+        for call in (engine.optimizer.state_dict, lambda: engine.optimizer.state):
+            with when_waiting(interrupt):
+                assert answer(call) == "KeyboardInterrupt: "
+        with released_when_waiting(trial, engine):
+            engine.save_checkpoint(folder, "two")
+        trial.forget()
+        trial.train(engine, 1, skip=2)
+        trial.see_state(engine)
+        same(trial, go_on(case, None, folder, "two", 1, 2))
+        trial.end(engine)
+
+    def trained_without_a_break(trial):
+        engine = trial.open(STAGE_3)
+        trial.train(engine, 2)
+        trial.forget()
+        trial.train(engine, 1)
+
+    same(trial, play(trained_without_a_break, None))
+
+
+@ROWS.check("Ctrl-C while state is waited for, then a load")
+def interrupted_then_loaded(folder):
+    """The old update does not write over what is loaded."""
+    with Trial(STRIDE) as trial:
+        engine = trial.open(NONE_PERSISTENT)
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder, "one")  # its update is over
+        hold_a_step(trial, engine)
+        with when_waiting(interrupt):
+            assert answer(lambda: engine.optimizer.state) == "KeyboardInterrupt: "
+        with released_when_waiting(trial, engine):
+            engine.load_checkpoint(folder, "one")
+        engine.optimizer.background.prepare(lambda: None)  # behind whatever is on its thread
+        see_as_stock(trial, engine, NONE_PERSISTENT, folder, "one", skip=1)
+        trial.end(engine)
+
+
+@ROWS.check("Ctrl-C in a step", case=NONE_PERSISTENT, block={"just_in_time_forward": False})
+@ROWS.check("Ctrl-C in a step at stage 2", case=STAGE_2, block={})
+def interrupted_step(folder, case, block):
+    """It comes when the step is whole."""
+    with Trial({**STRIDE, **block}) as trial:
+        engine = in_flight(trial, case, steps=0)
+        trial.hold(engine)
+        with when_waiting(lambda: (interrupt(), trial.release(engine))):
+            assert answer(lambda: trial.train(engine, 1)) == "KeyboardInterrupt: "
+        assert engine.global_steps == 2
+        engine.save_checkpoint(folder, "two")
+        see_as_stock(trial, engine, case, folder, "two", skip=2)
+        trial.end(engine)
+
+
+@ROWS.check("a second Ctrl-C in a step at stage 2")
+def interrupted_twice(folder):
+    """It is let through: the half step is neither saved nor trained on."""
+    with Trial(STRIDE) as trial:
+        engine = in_flight(trial, STAGE_2, steps=0)
+        engine.save_checkpoint(folder, "one")
+        trial.hold(engine)
+        with when_waiting(lambda: interrupt(after=interrupt())):
+            assert answer(lambda: trial.train(engine, 1)) == "KeyboardInterrupt: "
+        assert engine.optimizer.background.is_running
+        with released_when_waiting(trial, engine):
+            said = answer(lambda: engine.save_checkpoint(folder, "poisoned"))
+        assert "engine.step() was cut short by KeyboardInterrupt()" in said
+        assert engine.optimizer._done is None
+        assert engine.load_checkpoint(folder)[0] is not None
+        see_as_stock(trial, engine, STAGE_2, folder, "one", skip=1)
+        trial.end(engine)
+
+
+@ROWS.check("a checkpoint that ends in the middle", case=STAGE_3)
+@ROWS.check("a checkpoint that ends in the middle, at stage 2", case=STAGE_2)
+def loading_cut_short(folder, case):
+    """State that is half loaded is neither trained on nor saved."""
+    with Trial(STRIDE) as trial:
+        engine = trial.open(case)
+        trial.train(engine, 2)
+        engine.save_checkpoint(folder, "good")
+        with mock.patch.object(StateHomes, "return_home", side_effect=ZeroDivisionError("cut")):
+            said = answer(lambda: engine.load_checkpoint(folder, "good"))
+        assert said == "ZeroDivisionError: cut"
+        said = answer(lambda: engine.save_checkpoint(folder, "poisoned"))
+        assert "loading a checkpoint was cut short by ZeroDivisionError" in said
+        assert engine.load_checkpoint(folder, "good")[0] is not None
+        states = engine.optimizer.state
+        at_home = [home["exp_avg"].data_ptr() for home in engine.optimizer._homes._moments]
+        found = [states[master]["exp_avg"].data_ptr() for master in masters_of(engine)]
+        assert found == at_home
+        see_as_stock(trial, engine, case, folder, "good", skip=2)
+        trial.end(engine)
+
+
+# Checkpoints that a signal handler saves.
+
+
+class PreemptedError(Exception):
+    """Ends training once the checkpoint is there."""
+
+
+def signal_once_launched(engine):
+    """The update of the next step has begun, and ``engine.step()`` is not over."""
+    launch = engine.optimizer._optimizer_step
+
+    def launch_and_signal(subgroup):
+        launch(subgroup)
+        signal.raise_signal(signal.SIGALRM)
+
+    engine.optimizer._optimizer_step = launch_and_signal
+
+
+@ROWS.check("saved by a handler while forward waits for the update", within="before_gather")
+@ROWS.check("saved by a handler within a step", within="step")
+def saved_by_a_handler(folder, within):
+    """Whole, or refused: in a step the engine's counters still say that the step is to come."""
+    case, errors = NONE_PERSISTENT.changed(accumulation=1), []
+    with Trial(STRIDE) as trial:
+        engine = trial.open(case)
+
+        def save(_number, frame):
+            assert within in names_of(frame)
+            trial.release(engine)
+            try:
+                engine.save_checkpoint(folder, f"step{engine.global_steps}")
+            except Exception as error:  # noqa: BLE001 - the answer is what it says
+                errors.append(error)
+            raise PreemptedError
+
+        before = signal.signal(signal.SIGALRM, save)
+        trial.train(engine, 1)
+        trial.hold(engine)
+        trial.train(engine, 1)
+        if within == "step":
+            trial.release(engine)
+            signal_once_launched(engine)
+        else:
+            once_within("before_gather", lambda: interrupt(signal.SIGALRM))
+        said = answer(lambda: trial.train(engine, 1))
+        signal.signal(signal.SIGALRM, before)
+        assert said.startswith("PreemptedError"), said
+        with contextlib.suppress(Exception):
+            trial.end(engine)
+    if errors:
+        assert within == "step", errors
+        return
+    steps = int((folder / "latest").read_text().removeprefix("step"))
+
+    def load(trial):
+        trial.open(case).load_checkpoint(folder)
+
+    def train(trial):
+        trial.train(trial.open(case), steps)
+        trial.forget()
+
+    same(play(load, None), play(train, None))
+
+
+# What is held in memory and waited for.
+
+
+@ROWS.check("gradients stay on the device, stride 2", policy="stride 2")
+@ROWS.check("gradients stay on the device, all-device", policy="all-device")
+@ROWS.check("gradients stay on the device, dynamic", policy="dynamic")
+def gradients_on_the_device(_folder, policy):
+    """They are read there, and not in host memory."""
+
+    def act(trial):
+        engine = trial.open(STAGE_3)
+        trial.train(engine, 3)
+        if trial.block:
+            gradients = engine.optimizer._gradients
+            kept = [*gradients._on_device, *gradients._copies]
+            assert len(kept) == len(engine.optimizer._schedule.slot_subgroups) > 0
+            # The CPU lane of the dynamic policy may step any of them.
+            for subgroup in kept if policy != "dynamic" else ():
+                gradients.host_grads(subgroup).fill_(torch.nan)
+        trial.train(engine, 2)
+
+    same(play(act, POLICIES[policy]), play(act, None))
+
+
+@ROWS.check("gradients go home where there is no room")
+def without_room(_folder):
+    spare = mock.patch.object(EmulatedDevice, "spare_bytes", return_value=6000)
+    with spare, Trial(POLICIES["all-device"]) as trial:  # for some subgroups of 1,400 elements
+        engine = trial.open(STAGE_3)
+        trial.train(engine, 3)
+        assert 0 < len(engine.optimizer._gradients._on_device) < 7
+
+
+class Asynchronous:
+    """The accelerator, as gathers see one whose work goes on behind the caller's back."""
+
+    def resolves_data_dependency(self):
+        return False
+
+    def current_stream(self):
+        return SimpleNamespace(synchronize=lambda: None)
+
+    def __getattr__(self, name):
+        return getattr(get_accelerator(), name)
+
+
+@contextlib.contextmanager
+def updates_end_when_waited_for():
+    """All tiles of an update are stepped at once, but it is in flight until it is waited for."""
+    launch, wait_for_end = Background.launch, Background.wait_for_end
+
+    def launch_and_last(self, update, run):
+        self.is_asked_for = threading.Event()
+        launch(self, update, lambda: (run(), self.is_asked_for.wait()))
+
+    def ask(self):
+        if self.is_running:
+            self.is_asked_for.set()
+        wait_for_end(self)
+
+    with (
+        mock.patch.object(Background, "launch", launch_and_last),
+        mock.patch.object(Background, "wait_for_end", ask),
+    ):
+        yield
+
+
+@ROWS.check("nothing waits for the whole device while tiles are in flight", 2)
+def synchronisations(_folder):
+    """Beside it what stock does: its timer in every step, its gather after it."""
+    assert who_waits({}) == set()
+    assert {"start", "stop"} <= who_waits({"synchronized": True})
+    with mock.patch.object(gathers, "own_stream_alone", contextlib.nullcontext):
+        assert any("allgather" in name for name in who_waits({}))
+    assert gathers.own_stream_alone is own_stream_alone
+
+
+def who_waits(timer):
+    """Return the functions that synchronise the device while an update is in flight."""
+    accelerator, found = type(get_accelerator()), set()
+    with Trial(STRIDE) as trial:
+        engine = trial.open(STAGE_3.changed(config={"timers": {"throughput": timer}}))
+        trial.train(engine, 3)
+
+        def synchronize(self, device_index=None):
+            if engine.optimizer.background.is_running:
+                found.add(sys._getframe(1).f_code.co_name)
+
+        with (
+            mock.patch.object(accelerator, "synchronize", synchronize),
+            mock.patch.object(partition_parameters, "get_accelerator", Asynchronous),
+            updates_end_when_waited_for(),
+        ):
+            trial.train(engine, 3)
+            engine.optimizer.background.wait_for_end()
+        trial.end(engine)
+    return found

@@ -1,0 +1,419 @@
+"""Hyperparameters that change, schedulers, settings of DeepSpeed, gradients that are no numbers."""
+
+import functools
+import math
+import warnings
+
+import torch
+from deepspeed.utils import (
+    safe_get_full_grad,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from engines import NUM_RANKS, RANK, SMALL_TILES, WIDTH, Case, Net, make_folder
+from rows import TWO_POLICIES, Rows
+from rows_calls import NOTHING_PERSISTS, ONE_BATCH, net_case, step_in_flight
+from torch.optim import lr_scheduler
+
+ROWS = Rows(TWO_POLICIES | {"all-host": {**SMALL_TILES, "policy": "all-host"}})
+run = ROWS.run
+FP16 = {
+    "bf16": {"enabled": False},
+    "fp16": {"enabled": True, "initial_scale_power": 8, "hysteresis": 1},
+}
+
+
+def three_groups(model):
+    layers = model.layers
+    return [
+        {"params": list(layers[:1].parameters()), "lr": 3e-3, "weight_decay": 0.0},
+        {"params": list(layers[1:3].parameters()), "lr": 1e-2, "betas": (0.8, 0.99)},
+        {"params": list(layers[3:].parameters()), "eps": 1e-6},
+    ]
+
+
+GROUPS = net_case(accumulation=1, groups=three_groups)
+CHANGES = {
+    "lr": lambda step, group: 1e-3 * (step + group + 1),
+    "betas": lambda step, group: (0.9 - 0.1 * (step % 2), 0.9 + 0.03 * ((step + group) % 3)),
+    "eps": lambda step, group: 10.0 ** -(3 + step + group),
+    "weight_decay": lambda step, group: 0.1 * ((step + group) % 3),
+    "bias_correction": lambda step, group: (step + group) % 2 == 0,
+}
+
+
+def change_all(engine, step):
+    for number, group in enumerate(engine.optimizer.param_groups):
+        assert group.keys() >= CHANGES.keys()
+        group.update({name: make(step, number) for name, make in CHANGES.items()})
+
+
+@ROWS.compare("every hyperparameter, group by group, before each step", 1, 2)
+def change_before_steps(trial):
+    trial.train(trial.open(GROUPS), steps=5, before=change_all)
+
+
+@ROWS.compare("every hyperparameter while the update is in flight")
+def change_in_flight(trial):
+    engine = trial.open(GROUPS)
+    for step in range(4):
+        trial.hold(engine)
+        trial.micro_step(engine)
+        change_all(engine, step)
+        trial.let_go(engine)
+
+
+def change_one(trial, name):
+    """Change it for one group alone; the others keep what they had."""
+
+    def change_last(engine, step):
+        if step in (1, 3):
+            engine.optimizer.param_groups[step - 1][name] = CHANGES[name](step, 1)
+
+    trial.train(trial.open(GROUPS), steps=4, before=change_last)
+
+
+for name in CHANGES:
+    ROWS.compare(f"{name} of one group", name=name)(change_one)
+
+EXTREMES = (
+    {"betas": (0.0, 0.0)},
+    {"betas": (0.9999999, 0.9999999)},
+    {"betas": (0.9, 0.95), "eps": 0.0},
+    {"eps": 1e30},
+    {"eps": 1e-8, "lr": 0.0},
+    {"lr": -1e-3},
+    {"lr": 1e-42},
+    {"lr": torch.tensor(3e-3)},
+    {"lr": torch.tensor(3e-3, dtype=torch.float64), "weight_decay": -0.5},
+    {"weight_decay": 300.0},
+    {"lr": 0, "weight_decay": 1, "eps": 1},
+)
+"""Changes that add up: zeros, numbers at the edge of fp32, other signs and other types."""
+
+
+@ROWS.compare("extreme hyperparameters, one after the other", 1, 2)
+def train_extremely(trial):
+    def change(engine, step):
+        if step:
+            engine.optimizer.param_groups[0].update(EXTREMES[step - 1])
+
+    trial.train(trial.open(ONE_BATCH), steps=len(EXTREMES) + 1, before=change)
+
+
+@ROWS.compare("a count of steps that jumps")
+def jumping_steps(trial):
+    def jump(engine, micro_step):
+        for state in engine.optimizer.state.values():
+            state["step"] = (0, 0, 10**6, 3, 2**31, 5)[micro_step] or state["step"]
+
+    trial.train(trial.open(ONE_BATCH), steps=6, before=jump)
+
+
+@ROWS.compare("optimizer started again")
+def start_again(trial):
+    """Moments and count of steps set to zero by hand."""
+
+    def clear(engine, step):
+        if step == 2:
+            for state in engine.optimizer.state.values():
+                state["step"] = 0
+                state["exp_avg"].zero_()
+                state["exp_avg_sq"].zero_()
+
+    trial.train(trial.open(GROUPS), steps=4, before=clear)
+
+
+@ROWS.compare("clipping changed between steps", 1, 2)
+def clipping_changes(trial):
+    def clip(engine, micro_step):
+        engine.optimizer.clip_grad = (0.0, 1e-3, 1.0, 1e9)[micro_step % 4]
+
+    trial.train(trial.open(ONE_BATCH), steps=6, before=clip)
+
+
+# Schedulers, and gradients that are no numbers.
+
+
+def poison_at(*places):
+    """Multiply gradients of the last rank's micro-batches; ``places``: (micro-batch, factor)."""
+    factors = dict(places)
+
+    def poison(engine, micro_step):
+        engine.module.poison = factors.get(micro_step) if RANK == NUM_RANKS - 1 else None
+
+    return poison
+
+
+def falling(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+
+def schedule(trial, case=None, make=None, before=None, skipped=0):
+    """One of torch's that ``make`` makes, or one of DeepSpeed's that the case names."""
+    engine = trial.open(case or net_case(zero={}), lr_scheduler=make)
+    trial.train(
+        engine, steps=4, before=before, after=lambda engine, _: trial.see("rate", engine.get_lr())
+    )
+    assert engine.skipped_steps == skipped
+
+
+one_cycle = functools.partial(lr_scheduler.OneCycleLR, max_lr=2e-2, total_steps=6)
+scaled = net_case(dtype=torch.float16, config={**FP16, "gradient_clipping": 1.0})
+cycle = {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 2}
+warmup = {"warmup_num_steps": 2, "warmup_max_lr": 1e-2}
+ROWS.compare("torch's LambdaLR", make=falling)(schedule)
+ROWS.compare("torch's OneCycleLR, with its betas", make=one_cycle)(schedule)
+ROWS.compare(
+    "torch's LambdaLR, a step skipped",
+    *(1, 2),
+    case=scaled,
+    make=falling,
+    before=poison_at((2, math.inf)),
+    skipped=1,
+)(schedule)
+for kind, params in (("WarmupLR", warmup), ("OneCycle", cycle)):
+    of_config = net_case(config={"scheduler": {"type": kind, "params": params}})
+    ROWS.compare(f"DeepSpeed's {kind}", case=of_config)(schedule)
+
+
+@ROWS.compare("a scheduler that the user steps")
+def own_scheduler(trial):
+    engine = trial.open(net_case())
+    scheduler = falling(engine.basic_optimizer)
+
+    def step_it(engine, micro_step):
+        if micro_step % 2:
+            scheduler.step()
+
+    trial.train(engine, steps=4, after=step_it)
+
+
+@ROWS.compare("torch's scheduler finds step() called")
+def scheduler_warns_of_nothing(trial):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make = functools.partial(lr_scheduler.ExponentialLR, gamma=0.9)
+        trial.train(trial.open(net_case(), lr_scheduler=make), steps=2)
+    assert not [1 for warning in caught if "lr_scheduler.step()" in str(warning.message)]
+
+
+def train_badly(trial, places, config=None, dtype=torch.bfloat16, skips=None):
+    """Gradients that are infinite or NaN on the last rank alone."""
+    engine = trial.open(net_case(dtype=dtype, config=config or {}, skips=skips))
+    trial.train(engine, steps=4, before=poison_at(*places))
+    assert engine.skipped_steps == len(places)
+
+
+ONCE_EACH = ((2, math.inf), (5, math.nan))
+fp16, fp32 = (
+    {"config": FP16, "dtype": torch.float16},
+    {"config": {"bf16": {"enabled": False}}, "dtype": torch.float32},
+)
+for name, given in {
+    "infinite, fp16": {**fp16, "places": ((0, math.inf), (5, -math.inf))},
+    "NaN, fp16": {**fp16, "places": ((3, math.nan), (4, math.nan))},
+    "infinite, then NaN, bf16": {"places": ONCE_EACH},
+    "infinite, then NaN, no clipping": {
+        "config": {"gradient_clipping": 0.0},
+        "places": ONCE_EACH,
+    },
+    "infinite, then NaN, fp32": {**fp32, "places": ONCE_EACH},
+    "infinite, a layer unused": {
+        "places": ((4, math.inf), (7, math.inf)),
+        "skips": lambda n: (2,) if n // 2 in (2, 3) else (),
+    },
+}.items():
+    ROWS.compare(f"gradients of one rank {name}", 1, 2, **given)(train_badly)
+
+
+# Settings.
+
+
+class OddSizes(torch.nn.Module):
+    """Parameters of 1, 3 and 17 elements beside larger ones: a rank may hold padding alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(1))
+        self.first = torch.nn.Linear(WIDTH, 17)
+        self.three = torch.nn.Parameter(torch.linspace(0.5, 1.5, 3))
+        self.second = torch.nn.Linear(17, WIDTH, bias=False)
+        self.last = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x)) * self.gain
+        head = hidden[:, :3] * self.three
+        return self.second(torch.cat((head, hidden[:, 3:]), -1)) + self.last
+
+
+def train_odd_sizes(trial, zero, config=None, tile_numel=16):
+    zero = {"sub_group_size": 4, **NOTHING_PERSISTS, **zero}
+    case = Case(make=OddSizes, zero=zero, config=config or {}, tile_numel=tile_numel)
+    trial.train(trial.open(case))
+
+
+AT_ONCE = {"stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0}
+for name, zero, given in (
+    ("a subgroup for each parameter", {"sub_group_size": 2}, {}),
+    ("larger tiles", {}, {"tile_numel": 48}),
+    ("a bucket below all", {"sub_group_size": 3, "reduce_bucket_size": 5}, {"tile_numel": 112}),
+    ("a subgroup of one element", {"sub_group_size": 1}, {}),
+    ("a bucket of one element", {"sub_group_size": 1, "reduce_bucket_size": 1}, {}),
+    ("nothing prefetched", AT_ONCE, {}),
+    (
+        "gradients divided twice",
+        {"reduce_scatter": False},
+        {"config": {"gradient_predivide_factor": 4.0}},
+    ),
+    (
+        "gradients prescaled",
+        {"reduce_scatter": False},
+        {"config": {"prescale_gradients": True}},
+    ),
+    ("gradients summed in fp16", {}, {"config": {"data_types": {"grad_accum_dtype": "fp16"}}}),
+    ("everything persists", {"stage3_param_persistence_threshold": 10**9}, {}),
+    ("gradients reduced in fp32", {}, {"config": {"communication_data_type": "fp32"}}),
+    ("a bucket that is not contiguous", {"contiguous_gradients": False}, {}),
+    ("gradients not reduce-scattered", {"reduce_scatter": False}, {}),
+    ("parameters in rounds", {"round_robin_gradients": True}, {}),
+):
+    ROWS.compare(f"odd sizes, {name}", 1, 2, zero=zero, **given)(train_odd_sizes)
+
+
+class MixedNet(torch.nn.Module):
+    """Parameters that the user made in several types, buffers in more."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net(num_layers=4)
+        self.net.layers[1].double()
+        self.net.layers[2].half()
+        self.register_buffer("shift", torch.full((1,), 0.25, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.net(x) + self.shift.to(x.dtype)
+
+
+def train_plainly(trial, case):
+    trial.train(trial.open(case))
+
+
+def halve_local_state(engine, micro_step):
+    if micro_step == 4:
+        for parameter in engine.module.parameters():
+            safe_set_local_fp32_param(parameter, safe_get_local_fp32_param(parameter) * 0.5)
+            moment = safe_get_local_optimizer_state(parameter, "exp_avg")
+            safe_set_local_optimizer_state(parameter, moment * 0.5, "exp_avg")
+
+
+AUTOCAST = {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+STATIC_SCALE = {"bf16": {"enabled": False}, "fp16": {"enabled": True, "loss_scale": 2.0**8}}
+NARROW = {"optimizer": {"type": "AdamW", "params": {"fp32_optimizer_states": False}}}
+for name, case in {
+    "parameters of several types": net_case(make=MixedNet),
+    "static loss scale": net_case(dtype=torch.float16, config=STATIC_SCALE),
+    "fp32_optimizer_states off": net_case(config=NARROW),
+    "safe_set_local_*": net_case(before=halve_local_state),
+}.items():
+    ROWS.compare(name, 1, 2, case=case)(train_plainly)
+
+
+@ROWS.compare("managed_gradient_accumulation off", 1, 2, by_hand=False)
+@ROWS.compare("boundaries set by hand", 1, 2, by_hand=True)
+def step_at_the_end_of_windows(trial, by_hand):
+    """Windows of 1 to 3 micro-batches; DeepSpeed is told their end, or sees it in ``step()``."""
+    config = {} if by_hand else {"managed_gradient_accumulation": False}
+    engine = trial.open(net_case(config=config, zero={}))
+    for length in (1, 2, 3, 2, 1):
+        for number in range(length):
+            if by_hand:
+                engine.set_gradient_accumulation_boundary(number == length - 1)
+            trial.backward(engine)
+        trial.step(engine)
+
+
+def read_gradients(trial, case):
+    """Before and after steps; of parameters that took no part in the window too."""
+    engine = trial.open(case)
+
+    def read():
+        trial.see("gradient", [safe_get_full_grad(p) for p in engine.module.parameters()])
+
+    for micro_step in range(10):
+        engine.module.skipped = (2,) if micro_step // 2 in (2, 3) else ()
+        trial.backward(engine)
+        if micro_step % 2:
+            read()
+        trial.step(engine)
+        if micro_step % 2:
+            read()
+
+
+ROWS.compare("safe_get_full_grad", 1, 2, case=net_case(zero={}))(read_gradients)
+
+
+@ROWS.compare("a gradient within a window is the last step's", 1, 2)
+def read_gradients_early(trial):
+    engine = trial.open(net_case(zero={}))
+    weight = engine.module.layers[1].weight
+    for _ in range(6):
+        trial.backward(engine)
+        trial.see("gradient", safe_get_full_grad(weight))
+        trial.step(engine)
+
+
+@ROWS.compare("engine.optimizer.state", 1, 2)
+def read_state(trial):
+    """Right after ``step()``, which returns while the update runs on."""
+    engine = trial.open(ONE_BATCH)
+    for _ in range(3):
+        step_in_flight(trial, engine)
+        trial.see("moments", [state["exp_avg"] for state in engine.optimizer.state.values()])
+
+
+@ROWS.compare("torch's other defaults", 1, 2)
+def step_under_other_defaults(trial):
+    """torch's default type is another one, and on its default device no tensor has values."""
+    engine = trial.open(net_case(zero={}))
+    for _ in range(6):
+        trial.backward(engine)
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("meta")
+        try:
+            engine.step()
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+
+
+@ROWS.compare("zero_to_fp32", 1, 2)
+def to_fp32(trial):
+    engine, folder = trial.open(net_case()), make_folder()
+    trial.train(engine)
+    engine.save_checkpoint(folder, tag="step3")
+    for name, weight in get_fp32_state_dict_from_zero_checkpoint(folder, tag="step3").items():
+        trial.see(name, weight)
+
+
+@ROWS.compare("load_optimizer_states=False", 1, 2, load_optimizer_states=False)
+@ROWS.compare("load_module_only", 1, 2, load_module_only=True, load_optimizer_states=False)
+def load_weights_alone(trial, **options):
+    engine, folder = trial.open(net_case()), make_folder()
+    trial.train(engine)
+    engine.save_checkpoint(folder, tag="step3")
+    trial.end(engine)
+    engine = trial.open(net_case())
+    engine.load_checkpoint(folder, tag="step3", **options)
+    trial.train(engine)
+
+
+# Last: DeepSpeed keeps both switched on for the rest of the process.
+for name, case in {
+    "comms_logger": net_case(config={"comms_logger": {"enabled": True}}),
+    "torch_autocast in bfloat16": net_case(dtype=torch.float32, config=AUTOCAST),
+}.items():
+    ROWS.compare(name, 1, 2, case=case)(train_plainly)

@@ -1,0 +1,470 @@
+"""Refusals and their words, memory, timelines, and files that cannot be written."""
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import shutil
+from unittest import mock
+
+import engines
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
+from engines import POLICIES, STRIDE, WIDTH, Case, Net, Trial, answer, play, same
+from late import late
+from rows import Rows
+from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
+from rows_windows import Kept
+from seams import (
+    EmulatedDevice,
+    Faults,
+    UpdateError,
+    Wait,
+    check_device_adam,
+    homes,
+    read_rows,
+    read_state,
+    steppers,
+)
+
+ROWS = Rows()
+run = ROWS.run
+ONE = Case(accumulation=1)
+AT_STAGE_2 = CASES[f"ZeRO-2: {FIRST_CASE}"]
+OWN_OPTIMIZER = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+# Refusals.
+
+
+def muon_net():
+    model = Net()
+    for parameter in model.parameters():
+        parameter.use_muon = parameter.ndim > 1
+    return model
+
+
+def net_of_two_types():
+    model = tiny_net()
+    model.layers[1].to(torch.bfloat16)
+    return model
+
+
+def groups_of_two_types(model):
+    return [{"params": list(model.layers[idx].parameters())} for idx in (0, 1)]
+
+
+def little_memory():
+    """The machine shows 1 KiB of free memory."""
+    return mock.patch.object(homes, "free_host_bytes", return_value=1024)
+
+
+def other_bits(grad_dtype):
+    """A device that is off in the last elements; nor does it close well, which must not hide why
+    it was refused."""
+    adam, close = EmulatedDevice.adam, EmulatedDevice.close
+
+    def step(self, tensors, scalars, tail):
+        adam(self, tensors, scalars, 0 if tensors.grad.dtype == grad_dtype else tail)
+
+    def close_badly(self):
+        close(self)
+        raise UpdateError("waited for lane H2D")
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(steppers, "check_device_adam", check_device_adam))
+    stack.enter_context(mock.patch.object(EmulatedDevice, "adam", step))
+    stack.enter_context(mock.patch.object(EmulatedDevice, "close", close_badly))
+    return stack
+
+
+def affinity_forbidden():
+    forbidden = PermissionError(1, "Operation not permitted")
+    return mock.patch.object(os, "sched_setaffinity", side_effect=forbidden)
+
+
+def set_gradient(trial, engine):
+    weight = engine.module.layers[1].weight
+    safe_set_full_grad(weight, torch.zeros_like(weight))
+
+
+def hook_and_step(trial, engine):
+    engine.basic_optimizer.register_step_post_hook(lambda *_: None)
+    trial.micro_step(engine)
+
+
+def ask_within_a_window(trial, engine):
+    trial.backward(engine)
+    safe_get_full_grad(engine.module.layers[1].weight)
+
+
+def refuse(_folder, words, case=ONE, block=None, then=None, under=contextlib.nullcontext):
+    """Open an engine and do ``then``, which is answered in these words."""
+    trial = Trial({**STRIDE, **(block or {})})
+
+    def act():
+        engine = trial.open(case)
+        if then:
+            trial.micro_step(engine)
+            then(trial, engine)
+
+    with under():
+        said = answer(act)
+    for engine in list(trial._engines):
+        answer(functools.partial(trial.end, engine))
+    assert [word for word in words if word not in said] == [], said
+
+
+DEVICE_BITS = ("KernelError", "has not the bits", 'policy "all-host"')
+UNMANAGED = Case(config={"managed_gradient_accumulation": False})
+REFUSED = {
+    "torch's AdamW": {
+        "words": ("ConfigError", "AdamW", "DeepSpeedCPUAdam"),
+        "case": ONE.changed(own_optimizer=torch.optim.AdamW, config=OWN_OPTIMIZER),
+    },
+    "SGD": {
+        "words": ("ConfigError", "SGD", "DeepSpeedCPUAdam"),
+        "case": ONE.changed(
+            own_optimizer=functools.partial(torch.optim.SGD, lr=0.1), config=OWN_OPTIMIZER
+        ),
+    },
+    "Muon": {
+        "words": ("ConfigError", "optimizer.type = muon", 'set it to "Adam" or "AdamW"'),
+        "case": ONE.changed(make=muon_net, config={"optimizer": {"type": "Muon", "params": {}}}),
+    },
+    "DeepCompile": {
+        "words": ("ConfigError", "compile.deepcompile = true", "take it out"),
+        "case": ONE.changed(config={"compile": {"deepcompile": True}}),
+    },
+    "an unknown key": {
+        "words": ("ConfigError", "strde", 'did you mean "stride"'),
+        "block": {"strde": 2},
+    },
+    "prefetching in windows that the caller ends": {
+        "words": (
+            "ConfigError",
+            "prefetch_memory_bytes = 'auto' needs managed_gradient_accumulation",
+        ),
+        "case": UNMANAGED,
+        "block": {"prefetch_memory_bytes": "auto"},
+    },
+    "gradients set at stage 3": {
+        "words": ("ConfigError", "gradients cannot be set", "enabled"),
+        "then": set_gradient,
+    },
+    "a gradient within a window that the caller ends": {
+        "words": ("ConfigError: a gradient was asked for between",),
+        "case": UNMANAGED,
+        "then": ask_within_a_window,
+    },
+    "a hook on the step": {
+        "words": ("ConfigError", "register_step_post_hook", "engine.step()"),
+        "then": hook_and_step,
+    },
+    "a hook on the step at stage 2": {
+        "words": ("ConfigError", "register_step_post_hook", "engine.step()"),
+        "case": AT_STAGE_2,
+        "then": hook_and_step,
+    },
+    "a device with other bits": {
+        "words": DEVICE_BITS,
+        "under": functools.partial(other_bits, torch.bfloat16),
+    },
+    "a device with other bits in fp32": {
+        "words": DEVICE_BITS,
+        "block": POLICIES["ratio 0.5"],
+        "under": functools.partial(other_bits, torch.float32),
+    },
+    "less memory than is needed": {
+        "words": ("HostMemoryError", "0.0 GiB are free", "host_memory_bytes"),
+        "under": little_memory,
+    },
+    "less memory than the block gives": {
+        "words": ("HostMemoryError", "host_memory_bytes"),
+        "block": {"host_memory_bytes": 100},
+    },
+    "less memory at stage 2": {
+        "words": ("HostMemoryError", "host_memory_bytes"),
+        "case": AT_STAGE_2,
+        "block": {"host_memory_bytes": 1000},
+    },
+    "two types at stage 2": {
+        "words": ("ConfigError", "torch.bfloat16 and torch.float32: convert the model to one"),
+        "case": at_stage(
+            2,
+            {
+                "make": net_of_two_types,
+                "groups": groups_of_two_types,
+                "config": {"bf16": {"enabled": False}},
+            },
+        ),
+    },
+    "nothing: more memory than the machine shows": {
+        "words": ("no error",),
+        "block": {"host_memory_bytes": 2**20},
+        "under": little_memory,
+    },
+    "nothing: cores that cannot be chosen": {"words": ("no error",), "under": affinity_forbidden},
+}
+for name, given in REFUSED.items():
+    ROWS.check(f"refused: {name}", **given)(refuse)
+
+
+@ROWS.check("what stock refuses to move is refused in its words")
+def moves(_folder):
+    found = []
+    for block in (None, STRIDE):
+        with Trial(block) as trial:
+            engine = trial.open(CASES["offload_param"])
+            trial.train(engine, 1)
+            weights = [OffloadStateTypeEnum.lp_params]
+            found.append(answer(functools.partial(engine.offload_states, include=weights)))
+    assert found[0] == found[1]
+    assert "not supported for offloaded parameters" in found[0]
+
+
+# Updates that are repeated, held or watched.
+
+
+def go_wrong(_folder, words, verify_every, wait, lane):
+    """Slots are stepped before they are filled, say; a repeated sample of the update shows it."""
+    with late(lane):
+        trial = Trial({**STRIDE, "verify_every": verify_every}, Faults(without=frozenset({wait})))
+        engine = trial.open(ONE)
+        said = answer(functools.partial(trial.train, engine, 2))
+        answer(functools.partial(trial.end, engine))
+    assert [word for word in words if word not in said] == [], said
+
+
+FOUND = ("UpdateError: update 1 since the start, tile", "went wrong")
+for name, given in {
+    "an update that goes wrong is found": (FOUND, 1000, Wait.PREFETCHED, "H2D"),
+    "late gradients are found": (FOUND[:1], 1, Wait.GRADS_FLUSHED, "grads"),
+    "an update that is not repeated is not": (("no error",), 0, Wait.PREFETCHED, "H2D"),
+}.items():
+    names = ("words", "verify_every", "wait", "lane")
+    ROWS.check(name, **dict(zip(names, given, strict=True)))(go_wrong)
+
+
+@ROWS.check("step() waits for persistent parameters and for no others")
+def return_early(_folder):
+    case = ONE.changed(zero={"sub_group_size": 10**9}, is_cut=False)
+    with Trial({"enabled": True, "policy": "all-host", "verify_every": 0}) as trial:
+        engine = trial.open(case)
+        for _ in range(2):
+            trial.hold(engine, lambda tensors: tensors.numel > 2 * WIDTH)
+            trial.micro_step(engine)
+            assert engine.optimizer.background.is_running
+            trial.release(engine)
+            engine.optimizer.background.wait()
+
+
+@ROWS.check("a timeline has every lane and a line an update")
+def timeline(folder):
+    with Trial({"enabled": True, "policy": "stride", "timeline": str(folder)}) as trial:
+        trial.train(trial.open(ONE), 3)
+    rows = [row for row in read_rows(folder / "rank-0.jsonl") if row["update"] == 2]
+    lanes = sorted({row["lane"] for row in rows if "lane" in row})
+    assert lanes == ["CPU", "D2H", "GPU", "H2D", "grads", "weights"]
+    (update,) = [row for row in rows if "busy_s" in row]
+    assert 0 < update["share_of_limit"] <= 1
+    assert update["bound_by"] in update["busy_s"]
+
+
+# Memory.
+
+
+def state_bytes(engine):
+    """Bytes a parameter of optimizer state and gradients in host memory."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        masters, found = (
+            optimizer.fp32_partitioned_groups_flat,
+            [optimizer.grad_partitions_flat_buffer],
+        )
+    else:
+        masters = optimizer.single_partition_of_fp32_groups
+        found = [*optimizer.param_buffer_of_bit16_for_cpu_offload_groups]
+    for master in masters:
+        state = optimizer.optimizer.state[master]
+        found += [master, master.grad, state["exp_avg"], state["exp_avg_sq"]]
+    total = sum(t.untyped_storage().nbytes() for t in found if t is not None)
+    return total / sum(master.numel() for master in masters)
+
+
+def tensor_bytes():
+    """Bytes of all storages that live tensors of this process use."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+@ROWS.check("state takes 14 bytes a parameter, of stock 18", case=Case(), expected=(14, 18))
+@ROWS.check("at stage 2 it takes 16", case=AT_STAGE_2, expected=(16, 18))
+def state_in_host_memory(_folder, case, expected):
+    for block, num_bytes in zip((POLICIES["all-host"], None), expected, strict=True):
+        with Trial(block) as trial:
+            engine = trial.open(case)
+            trial.train(engine, 2)
+            assert abs(state_bytes(engine) / num_bytes - 1) < 0.01
+
+
+@ROWS.check("nothing beside the state eats what it saves")
+def all_tensors(_folder):
+    """All tensors count, the emulated device's staging buffers and the weights too."""
+    zero = {"sub_group_size": 300_000, "reduce_bucket_size": 1000}
+    found = []
+    with mock.patch.object(engines, "WIDTH", 512):
+        for block in (None, {"enabled": True, "policy": "all-host"}):
+            before = tensor_bytes()
+            with Trial(block) as trial:
+                trial.train(trial.open(ONE.changed(zero=zero)), 1)
+                found.append(tensor_bytes() - before)
+    assert 0 < found[1] < found[0]
+
+
+@ROWS.check("pages are locked unless that is not wanted and never twice")
+def lock_pages(_folder):
+    for stage, given, locks in (
+        (3, {}, True),
+        (3, {"pin_memory": True}, True),
+        (3, {"pin_memory": False}, False),
+        (2, {}, True),
+        (2, {"pin_memory": False}, False),
+    ):
+        zero = {"stage": stage, "offload_optimizer": {"device": "cpu", **given}}
+        # What stock's constructor would lock below stage 3, nobody would free.
+        pin_memory = mock.patch.object(type(get_accelerator()), "pin_memory")
+        with (
+            Trial(STRIDE) as trial,
+            pin_memory if stage == 2 else contextlib.nullcontext() as locked,
+        ):
+            optimizer = trial.open(ONE.changed(zero=zero)).optimizer
+            assert optimizer._lanes.locks_pages is locks
+            if stage == 2:
+                assert optimizer.cpu_offload_pin_memory is locks
+                assert locked.call_count == 0
+
+
+@ROWS.check("weights stay in stock's memory, all-host", policy="all-host")
+@ROWS.check("weights stay in stock's memory, stride 2", policy="stride 2")
+@ROWS.check("weights stay in stock's memory, ratio 0.5", policy="ratio 0.5")
+@ROWS.check("weights stay in stock's memory, dynamic", policy="dynamic")
+def weights_at_home(_folder, policy):
+    """The update writes them there with ``offload_param``, and sends them nowhere."""
+    with Trial(POLICIES[policy]) as trial:
+        engine = trial.open(CASES["offload_param"])
+        optimizer, (memory,) = engine.optimizer, engine.optimizer.param_groups_fp16_flat_cpu_memory
+        before = memory.clone()
+        trial.train(engine, 3)
+        optimizer.background.wait()
+        kept = [*optimizer.fp16_partitioned_groups_flat]
+        kept += [param.ds_tensor for group in optimizer.fp16_groups for param in group]
+        assert {t.untyped_storage().data_ptr() for t in kept} == {memory.data_ptr()}
+        assert not torch.equal(before, memory)
+        assert optimizer._schedule.staging_numel == 0
+        plan = str(optimizer._update.executor.last_plan)
+        for absent in ("WTS", "H2D", "D2H") if policy == "all-host" else ("WTS",):
+            assert absent not in plan
+
+
+# State as others read it.
+
+
+@ROWS.compare("state is read as of stock")
+def read_by_reader(trial):
+    engine = trial.open(AT_STAGE_2)
+    for steps in (0, 2):
+        trial.train(engine, steps)
+        (state,) = read_state(engine)
+        for name, tensors in vars(state).items():
+            trial.see(name, list(tensors))
+    assert len(state.moments) == 2
+
+
+@ROWS.check("moments of every group, where stock has those of the first alone")
+def moments_by_parameter(_folder):
+    """The line of docs/settings.md that says so is about this."""
+    found = {}
+    for name, block in (("stock", None), ("ours", STRIDE)):
+        with Trial(block) as trial:
+            engine = trial.open(at_stage(2, {"groups": two_groups}))
+            trial.train(engine, 2)
+            optimizer = engine.optimizer
+            found[name] = [
+                [answer(functools.partial(moment_of, param)) for param in group["params"]]
+                for group in two_groups(engine.module)
+            ]
+            moments = [
+                optimizer.optimizer.state[master]["exp_avg"].tolist()
+                for master in optimizer.single_partition_of_fp32_groups
+            ]
+    assert found["ours"][0] == found["stock"][0]
+    for said in found["stock"][1]:
+        assert said == "ValueError: exp_avg not found in optimizer state fragment"
+    for answers, group in zip(found["ours"], moments, strict=True):
+        numbers = [float(n) for said in answers for n in said.split(": ")[1].strip("[]").split(",")]
+        assert any(numbers)
+        assert numbers == group[: len(numbers)]
+
+
+def moment_of(param):
+    return safe_get_full_optimizer_state(param, "exp_avg").flatten().tolist()
+
+
+# Files that cannot be written: one warning, and training goes on with the same bits.
+
+
+def vanish(folder):
+    """A folder that is removed while the run writes to it."""
+    return {"timeline": str(folder / "gone")}, lambda: shutil.rmtree(folder / "gone")
+
+
+def fill(folder):
+    (folder / "full").mkdir()
+    (folder / "full" / "rank-0.jsonl").symlink_to("/dev/full")
+    return {"timeline": str(folder / "full")}, None
+
+
+def obstruct(folder):
+    (folder / "file").touch()
+    return {"timeline": str(folder / "file" / "folder")}, None
+
+
+def warn(folder, spoil, words):
+    block, midway = spoil(folder) if spoil else ({}, None)
+
+    def act(trial):
+        engine = trial.open(ONE)
+        trial.train(engine, 2)
+        if trial.block and midway:
+            midway()
+        trial.train(engine, 2)
+
+    with Kept(logging.getLogger("deep_optimizer_states")) as texts:
+        trial = play(act, {**STRIDE, **block})
+    same(trial, play(act, None))
+    assert len(texts) == bool(words), texts
+    for word in words:
+        assert word in texts[0]
+
+
+GOES_ON = "training goes on"
+for name, spoil, words in (
+    ("nothing", None, ()),
+    ("a folder that vanishes", vanish, ("gone/rank-0.jsonl", "No such file", GOES_ON)),
+    ("a full disk", fill, ("full/rank-0.jsonl", "No space left on device", GOES_ON)),
+    ("a folder below a file", obstruct, ("file/folder", "Not a directory", GOES_ON)),
+):
+    ROWS.check(f"said once: {name}", spoil=spoil, words=words)(warn)
+AUTOCAST = {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "float16"}}
+# Last: DeepSpeed keeps autocast switched on to the process's end.
+ROWS.check(
+    "refused: autocast in fp16",
+    words=("ConfigError", "torch_autocast in fp16", "bfloat16"),
+    case=ONE.changed(config=AUTOCAST),
+)(refuse)

@@ -1,0 +1,347 @@
+"""Accumulation windows whose gradients stock drops, errors in them, and what disturbs a run."""
+
+import copy
+import functools
+import logging
+import math
+import os
+import signal
+import threading
+import warnings
+
+import torch
+from deepspeed.utils import logger
+from engines import NUM_RANKS, STRIDE, WIDTH, make_folder, play
+from rows import Rows
+from rows_calls import net_case
+from rows_settings import FP16
+from signals import interrupt, names_of, once_within
+from torch.utils.data import DataLoader
+
+ROWS = Rows()
+run = ROWS.run
+THREE = net_case(accumulation=3)
+ONE = net_case(accumulation=1)
+UNMANAGED = net_case(accumulation=3, config={"managed_gradient_accumulation": False})
+FP32_SUMS = net_case(accumulation=3, config={"data_types": {"grad_accum_dtype": "fp32"}})
+ALL = ()
+"""A micro-batch that leaves out no layer."""
+EARLY_ALONE = [ALL, (2,), (2,)]
+LATE_ALONE = [(2,), (2,), ALL]
+MIDDLE_ALONE = [(2,), ALL, (2,)]
+NOT_LAST = [ALL, ALL, (2,)]
+USED, UNUSED = [ALL] * 3, [(2,)] * 3
+
+
+class Kept(logging.Handler):
+    """Warnings of a logger."""
+
+    def __init__(self, logger):
+        super().__init__(logging.WARNING)
+        self.texts, self._logger = [], logger
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def __enter__(self):
+        self._logger.addHandler(self)
+        return self.texts
+
+    def __exit__(self, *_):
+        self._logger.removeHandler(self)
+
+
+@ROWS.check("the user is told once that stock drops gradients")  # first: a process may be told once
+def told_of_dropped_gradients(_folder):
+    """Over three such windows of one run; a run of stock itself says nothing."""
+    for block, times in ((None, 0), (STRIDE, 1)):
+        with Kept(logger) as texts, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            play(functools.partial(train_with_skips, windows=[NOT_LAST] * 3), block)
+        texts += [str(warning.message) for warning in caught]
+        assert sum("managed_gradient_accumulation" in text for text in texts) == times
+
+
+def train_with_skips(trial, windows, case=THREE):
+    """``windows``: the layers that each of their micro-batches leaves out."""
+    skips = [skipped for window in windows for skipped in window]
+    engine = trial.open(case.changed(skips=skips.__getitem__))
+    trial.train(engine, steps=len(windows))
+
+
+for name, windows, case, ranks in (
+    ("in one window", [USED, EARLY_ALONE, USED], THREE, (1, 2)),
+    ("in the first window", [EARLY_ALONE, USED, USED], THREE, (1,)),
+    ("in the first window, then used late", [NOT_LAST, LATE_ALONE, USED], THREE, (1,)),
+    ("twice, then unused", [USED, MIDDLE_ALONE, NOT_LAST, UNUSED, USED], THREE, (1, 2)),
+    ("then used late", [USED, NOT_LAST, LATE_ALONE, MIDDLE_ALONE, USED], THREE, (1,)),
+    ("after a window without it", [USED, UNUSED, EARLY_ALONE, UNUSED, USED], THREE, (1,)),
+    ("gradients summed in fp32", [USED, NOT_LAST, EARLY_ALONE, USED], FP32_SUMS, (1,)),
+    ("never in a last micro-batch", [NOT_LAST, EARLY_ALONE, MIDDLE_ALONE], THREE, (1,)),
+    ("of all layers but one", [[ALL, ALL, (0, 1, 2)]] * 2 + [USED], THREE, (1,)),
+):
+    ROWS.compare(f"a gradient dropped {name}", *ranks, windows=windows, case=case)(train_with_skips)
+
+
+@ROWS.compare("a gradient dropped in fp16, steps skipped", 1, 2)
+def dropped_and_skipped(trial):
+    """The window with the dropped gradient overflows; so does the next one."""
+    skips = [ALL, ALL, ALL, (2,), ALL, (2,), (2,), ALL, ALL, ALL]
+
+    def act(engine, micro_step):
+        engine.module.poison = math.inf if micro_step in (2, 4) else None
+
+    engine = trial.open(net_case(dtype=torch.float16, config=FP16, skips=skips.__getitem__))
+    trial.train(engine, steps=5, before=act)
+    assert engine.skipped_steps == 2
+
+
+@ROWS.compare("frozen in the middle of a window")
+def frozen_mid_window(trial):
+    def freeze(engine, micro_step):
+        engine.module.layers[2].requires_grad_(micro_step not in (4, 5, 6))
+
+    trial.train(trial.open(THREE), steps=4, before=freeze)
+
+
+@ROWS.compare("unused in the last micro-batch, managed_gradient_accumulation false", 1, 2)
+def unmanaged(trial):
+    """There stock keeps the gradient."""
+    train_with_skips(trial, [USED, EARLY_ALONE, NOT_LAST, UNUSED, MIDDLE_ALONE], UNMANAGED)
+
+
+@ROWS.compare("a window given up by zero_grad()", 1, 2)
+def given_up(trial):
+    """After one and after two micro-batches; the layer left out then is used in what is given up
+    alone."""
+    engine = trial.open(THREE)
+    for number in (1, 2):
+        for _ in range(number):
+            trial.micro_step(engine)
+        engine.zero_grad()
+        engine.optimizer.zero_grad()
+        engine.module.skipped = (number,)
+        for _ in range(6 - number):
+            trial.micro_step(engine)
+        engine.module.skipped = ALL
+
+
+@ROWS.compare("a window given up, managed_gradient_accumulation false")
+def given_up_unmanaged(trial):
+    engine = trial.open(UNMANAGED)
+    for skipped in (ALL, (1,), ALL, (0, 2)):
+        engine.module.skipped = ALL
+        trial.backward(engine)
+        engine.optimizer.zero_grad()
+        engine.module.skipped = skipped
+        trial.backward(engine)
+        trial.backward(engine)
+        engine.step()
+
+
+# Stock steps with the gradients of the micro-batch before a bad last one, or with older ones.
+@ROWS.compare("a bad batch without backward", 1, 2, bad=(3, 7), unused=(5, 8))
+@ROWS.compare("a bad batch last in its window", bad=(5,), unused=())
+def bad_batch(trial, bad, unused):
+    """Its forward is done and its loss thrown away; the step counts it all the same."""
+    engine = trial.open(THREE)
+    for micro_step in range(12):
+        engine.module.skipped = (1,) if micro_step in unused else ALL
+        if micro_step in bad:
+            engine(torch.ones(4, WIDTH, dtype=torch.bfloat16, device=engine.device))
+            engine.step()
+        else:
+            trial.micro_step(engine)
+
+
+# Errors in a window, and checkpoints loaded in it.
+
+
+@ROWS.compare("an error in forward of the first micro-batch, which is left out", when=0)
+@ROWS.compare("an error in forward of the last micro-batch, which is left out", when=2)
+def train_through(trial, when):
+    """The window goes on without it."""
+    engine = trial.open(THREE)
+    for micro_step in range(12):
+        if micro_step == 3 + when:
+            engine.module.fails_at, engine.module.error = 2, ValueError()
+        try:
+            trial.micro_step(engine)
+        except ValueError:
+            engine.optimizer.zero_grad()
+    assert engine.global_steps >= 3
+
+
+@ROWS.compare("a loss that raises after a forward", 1, 2)
+def loss_raises(trial):
+    engine = trial.open(THREE)
+    for micro_step in range(12):
+        if micro_step in (4, 8):
+            trial.loss(engine)  # and is lost
+            continue
+        trial.micro_step(engine)
+
+
+def load_at(trial, folder, place, case, **options):
+    """Go back to a checkpoint at an odd place of a micro-batch of the third window."""
+    engine = trial.open(case)
+    trial.train(engine, steps=1)
+    engine.save_checkpoint(folder)
+    trial.train(engine, steps=1)
+    for micro_step in range(case.accumulation):
+        trial.backward(engine)
+        if micro_step == 0 and place == "before step":
+            engine.load_checkpoint(folder, **options)
+        engine.step()
+        if micro_step == 0 and place == "after step":
+            engine.load_checkpoint(folder, **options)
+    trial.train(engine, steps=2)
+
+
+def in_a_folder(act):
+    """Give each trial an empty folder that all ranks share."""
+
+    def with_folder(trial, **given):
+        act(trial, make_folder(), **given)
+
+    return with_folder
+
+
+WEIGHTS_ALONE = {"load_optimizer_states": False}
+for name, given in {
+    "before step, three micro-batches": {"case": THREE},
+    "before step, one micro-batch, without optimizer states": {"case": ONE, **WEIGHTS_ALONE},
+    "after step, three micro-batches, without optimizer states": {"case": THREE, **WEIGHTS_ALONE},
+    "after step, gradients summed in fp32": {"case": FP32_SUMS},
+}.items():
+    place = name.partition(",")[0]
+    ROWS.compare(f"loaded {name}", 1, 2, place=place, **given)(in_a_folder(load_at))
+
+
+@ROWS.compare("saved between backward and step, loaded at once", 1, 2)
+@in_a_folder
+def saved_in_the_middle(trial, folder):
+    engine = trial.open(THREE)
+    for micro_step in range(12):
+        trial.backward(engine)
+        if micro_step in (4, 5):
+            engine.save_checkpoint(folder, tag=f"at{micro_step}")
+            engine.load_checkpoint(folder, tag=f"at{micro_step}")
+        engine.step()
+
+
+@ROWS.compare("accumulation made longer and shorter")
+def accumulation_changes(trial):
+    engine = trial.open(ONE)
+    for micro_batches in (1, 3, 2, 1, 4):
+        engine.set_train_batch_size(4 * micro_batches * NUM_RANKS)
+        assert engine.gradient_accumulation_steps() == micro_batches
+        trial.train(engine, steps=2)
+
+
+@ROWS.compare("two forwards, then both backwards", 1, 2)
+def two_forwards(trial):
+    engine = trial.open(THREE)
+    for _ in range(6):
+        losses = [trial.loss(engine) for _ in range(2)]
+        for loss in losses:
+            engine.backward(loss)
+            engine.step()
+        trial.see("losses", losses)
+
+
+# What disturbs a run.
+
+
+def disturbed(disturb):
+    """Six iterations; two are disturbed, and left out where their forward is interrupted."""
+
+    def act(trial):
+        torch.set_num_threads(1)
+        engine, num_interrupted = trial.open(ONE), 0
+        for step in range(6):
+            if step in (2, 4):
+                disturb(trial, engine)
+            try:
+                trial.micro_step(engine)
+            except (ValueError, KeyboardInterrupt) as error:
+                trial.see("interrupted by", len(type(error).__name__))
+                num_interrupted += 1
+        assert num_interrupted in (0, 2)
+
+    return act
+
+
+def fail_at(layer, error):
+    def fail(_trial, engine):
+        engine.module.fails_at, engine.module.error = layer, error
+
+    return fail
+
+
+for name, layer, error in (
+    ("an error before the first layer", 0, ValueError()),
+    ("an error before the fourth layer", 3, ValueError()),
+    ("an error after the last layer", 4, ValueError()),
+    ("Ctrl-C in a layer", 3, KeyboardInterrupt()),
+):
+    ROWS.compare(name)(disturbed(fail_at(layer, error)))
+
+
+@ROWS.compare("Ctrl-C while forward waits for the update")
+def interrupt_a_wait(trial):
+    """Stock, which never waits, is interrupted at the same place."""
+    engine = trial.open(ONE)
+
+    def end_the_wait(_number, frame):
+        assert "before_gather" in names_of(frame), "nothing was waited for"
+        trial.release(engine)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, end_the_wait)
+    for _ in range(2):
+        trial.micro_step(engine)
+        trial.hold(engine)
+        trial.micro_step(engine)
+        if trial.block:
+            once_within("before_gather", lambda: interrupt(signal.SIGALRM))
+        else:
+            fail_at(0, KeyboardInterrupt())(trial, engine)
+        try:
+            trial.loss(engine)
+        except KeyboardInterrupt:
+            continue
+        raise AssertionError("nothing was interrupted")
+    trial.train(engine)
+    signal.signal(signal.SIGALRM, before)
+
+
+@ROWS.compare("DataLoader workers")
+@disturbed
+def load_data_in_forks(trial, _engine):
+    dataset = [torch.full((3,), float(number)) for number in range(4)]
+    for batch in DataLoader(dataset, num_workers=2, multiprocessing_context="fork"):
+        trial.see("batch", batch)
+
+
+@ROWS.compare("a fork")
+@disturbed
+def fork_a_child_that_ends_as_python_does(trial, _engine):
+    child = os.fork()
+    if child == 0:
+        threading._shutdown()  # joins the threads of pools, none of which the child has
+        os._exit(5)
+    trial.see("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+@ROWS.compare("set_num_threads")
+@disturbed
+def change_threads(trial, _engine):
+    trial.see("threads", torch.get_num_threads())
+    torch.set_num_threads(3 - torch.get_num_threads())
+
+
+@ROWS.compare("deepcopy of the module")
+@disturbed
+def copy_module(trial, engine):
+    trial.see("copy", [*copy.deepcopy(engine.module).parameters()])

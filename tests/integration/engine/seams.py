@@ -1,0 +1,26 @@
+"""Everything of the engine that these tests break, look into or replace, imported in one place."""
+
+# ruff: noqa: F401
+
+from deep_optimizer_states import install
+from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter.homes import StateHomes
+from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.zero3 import ahead, gathers
+from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone
+from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
+from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
+from deep_optimizer_states.core import update as gate
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.host import ANYWHERE
+from deep_optimizer_states.core.kernels import host as host_kernel
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.plan import Kind
+from deep_optimizer_states.core.timeline import read_rows
+from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.errors import UnsupportedDeepSpeedError, UpdateError
+from deep_optimizer_states.state_reader import read_state
+
+check_device_adam = steppers.check_device_adam
+"""As it is before a process puts one in its place that checks each type once."""

@@ -1,0 +1,289 @@
+import os
+import threading
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from deep_optimizer_states.core import host as cores
+from deep_optimizer_states.core.host import (
+    LaneCores,
+    Place,
+    choose_cores,
+    deal,
+    find_place,
+    read_cpu_list,
+    usable_cores,
+)
+from deep_optimizer_states.errors import HostMemoryError
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_openmp(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1000)
+    for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Two sockets of four cores, two threads a core: CPU n and n + 8 share core n."""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu sse avx512f\n\n")
+    monkeypatch.setattr(cores, "_CPUINFO", tmp_path / "cpuinfo")
+    for cpu in range(16):
+        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
+    for node, cpus in enumerate(("0-3,8-11", "4-7,12-15")):
+        folder = tmp_path / f"bus/pci/devices/0000:{node}a:00.0"
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    return tmp_path
+
+
+def singles(*cpus):
+    """Cores of one CPU each."""
+    return tuple((cpu,) for cpu in cpus)
+
+
+def test_a_rank_uses_one_thread_a_core_of_the_socket_of_its_gpu(machine):
+    assert find_place(0, "0000:1a:00.0", machine).cores == singles(4, 5, 6, 7)
+    assert find_place(0, None, machine).cores == singles(*range(8))
+    assert find_place(0, "ffff:00:00.0", machine).cores == singles(*range(8))
+
+
+def test_a_launchers_binding_is_kept(machine, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
+    assert find_place(0, "0000:1a:00.0", machine).cores == singles(5, 14)
+    assert find_place(0, "0000:0a:00.0", machine).cores == singles(5, 14)  # elsewhere on purpose
+
+
+def test_without_a_description_every_cpu_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
+    assert find_place(0, None, tmp_path).cores == singles(0, 3)
+
+
+@pytest.fixture
+def virtual_machine(machine):
+    flags = "flags\t\t: fpu hypervisor avx512f"
+    (machine / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nvmx flags\t: x\n")
+    return machine
+
+
+def test_a_virtual_machines_cpus_all_count(virtual_machine, monkeypatch):
+    """Its hypervisor may call two cores halves of one; half of the machine would stay idle."""
+    near = find_place(0, "0000:1a:00.0", virtual_machine)
+    assert near.cores == ((4, 12), (5, 13), (6, 14), (7, 15))
+    assert choose_cores(near, [near]) == LaneCores(8, (4, 5, 6, 7, 12, 13, 14, 15))
+    whole = find_place(0, None, virtual_machine)
+    assert choose_cores(whole, [whole]) == LaneCores(14, (*range(1, 8), *range(9, 16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
+    assert find_place(0, None, virtual_machine).cores == ((5, 13), (14,))
+
+
+def test_ranks_of_a_virtual_machine_share_no_core(virtual_machine):
+    places = [find_place(rank, None, virtual_machine) for rank in range(3)]
+    shares = [choose_cores(place, places).cores for place in places]
+    assert shares == [(0, 1, 8, 9), (2, 3, 4, 10, 11, 12), (5, 6, 7, 13, 14, 15)]
+
+
+@pytest.mark.parametrize("text", ["", "Features\t: fp hypervisor\n", "model name: hypervisor\n"])
+def test_a_machine_is_real_unless_its_cpu_says_otherwise(machine, text):
+    (machine / "cpuinfo").write_text(text)
+    assert find_place(0, None, machine).cores == singles(*range(8))
+    (machine / "cpuinfo").unlink()
+    assert find_place(0, None, machine).cores == singles(*range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-2,7\n", {0, 1, 2, 7}), ("4", {4}), ("\n", set()), ("0-x", set())]
+)
+def test_the_kernels_notation(tmp_path, text, cpus):
+    (tmp_path / "list").write_text(text)
+    assert read_cpu_list(tmp_path / "list") == cpus
+
+
+@given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
+def test_cores_are_dealt_evenly_and_once(own, num_ranks):
+    dealt = [deal(sorted(own), position, num_ranks) for position in range(num_ranks)]
+    assert {core for share in dealt for core in share} <= own
+    if num_ranks <= len(own):
+        assert sorted(core for share in dealt for core in share) == sorted(own)
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    else:
+        assert all(len(share) == 1 for share in dealt)
+
+
+def test_ranks_of_one_machine_share_its_cores():
+    ranks = [Place(host, rank, singles(0, 1, 2, 3)) for rank, host in enumerate("aba")]
+    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (0, 1, 2, 3), (2, 3)]
+
+
+def test_ranks_on_other_cores_are_no_peers():
+    ranks = [Place("a", 0, singles(0, 1)), Place("a", 1, singles(2, 3))]
+    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (2, 3)]
+
+
+def test_of_many_cores_one_is_left_to_the_model():
+    place = Place("a", 0, singles(*range(8)))
+    assert choose_cores(place, [place]) == LaneCores(7, tuple(range(1, 8)))
+
+
+@pytest.mark.parametrize(("said", "threads"), [("1", 4), ("3", 3), ("3,1", 3), ("many", 4)])
+def test_a_launchers_one_thread_is_not_taken_for_a_wish(monkeypatch, said, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    place = Place("a", 0, singles(0, 1, 2, 3))
+    assert choose_cores(place, [place]).num_threads == threads
+    assert choose_cores(place, [place], num_threads=2).num_threads == 2
+
+
+def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tmp_path):
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    quota = tmp_path / "fs/cgroup/cpu.max"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    quota.write_text("250000 100000\n")
+    assert usable_cores(tmp_path) == 3
+    quota.write_text("max 100000\n")
+    assert usable_cores(tmp_path) == 8
+    monkeypatch.setattr(cores, "usable_cores", lambda: 3)
+    ranks = [Place("a", rank, singles(*range(8))) for rank in range(2)]
+    assert choose_cores(ranks[0], ranks) == LaneCores(1, (0, 1, 2, 3))
+
+
+def test_binding_can_be_left_to_others(monkeypatch):
+    place = Place("a", 0, singles(0, 1))
+    assert choose_cores(place, [place], bind=False) == LaneCores(2, ())
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert choose_cores(place, [place]) == LaneCores(2, ())
+
+
+def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
+    core = min(os.sched_getaffinity(0))
+    seen = []
+
+    def work():
+        LaneCores(1, (core,)).bind_this_thread()
+        child = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+        child.start()
+        child.join()
+
+    thread = threading.Thread(target=work)
+    before = os.sched_getaffinity(0)
+    thread.start()
+    thread.join()
+    assert seen == [{core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_where_binding_is_forbidden_a_warning_says_so_once(monkeypatch):
+    def forbid(pid, cores):
+        raise PermissionError(1, "Operation not permitted")
+
+    cores._warn_not_bound.cache_clear()
+    monkeypatch.setattr(os, "sched_setaffinity", forbid)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for lane in (LaneCores(1, ()), LaneCores(1, (0,)), LaneCores(2, (0, 1))):
+            lane.bind_this_thread()
+    (warning,) = warned
+    assert "(Operation not permitted)" in str(warning.message).replace("[Errno 1] ", "")
+    assert "bind_cores" in str(warning.message)
+    assert warning.filename == __file__
+    cores._warn_not_bound.cache_clear()
+
+
+def test_the_lane_says_where_it_runs():
+    assert str(LaneCores(5, (0, 1, 2, 7, 9, 10))) == "5 threads on cores 0-2,7,9-10"
+    assert str(LaneCores(5, ())) == "5 threads not bound to cores"
+
+
+GIB = 2**30
+
+
+def test_state_that_fits_is_let_through():
+    cores.check_host_memory(10**9, 0, 12 * GIB, num_ranks=1)
+
+
+def test_a_little_is_left_for_others():
+    with pytest.raises(HostMemoryError):
+        cores.check_host_memory(10**9, 0, 12 * 10**9, num_ranks=1)
+
+
+def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
+    with pytest.raises(HostMemoryError) as refused:
+        cores.check_host_memory(2 * 10**9, 10**9, 40 * GIB, num_ranks=2)
+    message = str(refused.value)
+    assert "46.6 GiB" in message
+    assert "2,000,000,000 parameters x 12 bytes x 2 ranks" in message
+    assert "40.0 GiB are free" in message
+    assert '"deep_optimizer_states.ratio"' in message
+    assert '"deep_optimizer_states.host_memory_bytes"' in message
+    assert isinstance(refused.value, MemoryError)
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """Control groups of this process, as files; the machine itself has 5 GiB left of 9."""
+    monkeypatch.setattr(cores, "PROC_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "CGROUP_ROOT", tmp_path)
+    machine = SimpleNamespace(available=5 * GIB, total=9 * GIB)
+    monkeypatch.setattr(cores.psutil, "virtual_memory", lambda: machine)
+
+    def write(line, files):
+        (tmp_path / "cgroup").write_text(f"3:cpu:/x\n{line}\n")
+        for name, value in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{value * GIB if isinstance(value, int) else value}\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"), [(3, 2, 1), (2, 3, 0), (30, 2, 5), ("max", 2, 5)]
+)
+def test_the_smaller_of_what_machine_and_container_have_left_is_free(groups, limit, used, free):
+    groups("0::/", {"memory.max": limit, "memory.current": used})
+    assert cores.free_host_bytes() == free * GIB
+
+
+@pytest.mark.parametrize("where", ["job", "job/step", "job/step/task"])
+def test_a_batch_jobs_own_limit_counts_wherever_it_is_set(groups, where):
+    groups("0::/job/step/task", {f"{where}/memory.max": 4, f"{where}/memory.current": 1})
+    assert cores.free_host_bytes() == 3 * GIB
+
+
+def test_the_first_version_of_control_groups_counts_too(groups):
+    files = {"limit_in_bytes": 4, "usage_in_bytes": 2}
+    groups("4:memory,hugetlb:/job", {f"memory/job/memory.{n}": v for n, v in files.items()})
+    assert cores.free_host_bytes() == 2 * GIB
+
+
+@pytest.mark.parametrize("name", ["inactive_file", "total_inactive_file"])
+def test_pages_that_can_be_dropped_are_free(groups, name):
+    stat = f"anon 5\n{name} {2 * GIB}\nnoise"
+    groups("0::/", {"memory.max": 4, "memory.current": 3, "memory.stat": stat})
+    assert cores.free_host_bytes() == 3 * GIB
+
+
+def test_without_control_groups_the_machines_free_memory_counts(groups):
+    assert cores.free_host_bytes() == 5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+        ({"LOCAL_SIZE": "4"}, 4),  # by DeepSpeed's launcher
+    ],
+)
+def test_ranks_of_this_machine_come_from_the_launcher(monkeypatch, said, ranks):
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert cores.local_ranks() == ranks

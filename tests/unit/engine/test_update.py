@@ -1,0 +1,241 @@
+import sys
+import threading
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+from signals import interrupt, when_within
+
+from deep_optimizer_states.core.device.base import Latch, Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.update import Background, Update
+from deep_optimizer_states.errors import UpdateError
+
+WHY = Wait.WEIGHTS_READY
+
+
+class Reached:
+    def reached(self):
+        return True
+
+    def synchronize(self):
+        return
+
+
+@pytest.fixture
+def device():
+    device = EmulatedDevice(HostAdam(1))
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def background(device):
+    background = Background(device)
+    yield background
+    background.close()
+
+
+def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, background):
+    update, more = Update(2), threading.Event()
+
+    def run():
+        update.issued(0, Reached())
+        assert more.wait(3600)
+        update.issued(1, Reached())
+
+    background.launch(update, run)
+    update.wait([0], device, WHY)
+    assert not more.is_set()
+    more.set()
+    update.wait([0, 1], device, WHY)
+    background.wait()
+
+
+class Counted(Reached):
+    waits = 0
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_a_tile_is_done_when_its_own_event_is_reached(device):
+    update, events = Update(4), [Counted() for _ in range(4)]
+    for tile, event in enumerate(events):
+        update.issued(tile, event)
+    update.wait([0, 2], device, WHY)
+    assert [event.waits for event in events] == [1, 0, 1, 0]
+
+
+def test_a_failure_opens_every_gate_and_surfaces(device, background):
+    update, failure = Update(3), UpdateError("lane GPU, step of tile 1: out of luck")
+
+    def run():
+        raise failure
+
+    background.launch(update, run)
+    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1") as failed:
+        update.wait([2], device, WHY)
+    assert failed.value.__cause__ is failure
+    for _ in range(2):  # it stays
+        with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1.*load_checkpoint"):
+            background.wait()
+    background.forget_failure()
+    background.wait()
+
+
+def test_waiting_is_bounded(device, background, monkeypatch):
+    monkeypatch.setattr("deep_optimizer_states.core.update.WAIT_TIMEOUT_S", 0.1)
+    update, release = Update(1), threading.Event()
+    background.launch(update, lambda: release.wait(3600))
+    with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):
+        update.wait([0], device, WHY)
+    for _ in range(2):  # it is in flight still
+        with pytest.raises(UpdateError, match=r"0\.1 s for the update to end"):
+            background.wait()
+    release.set()
+    monkeypatch.undo()
+    background.wait()
+
+
+@pytest.mark.own_process
+def test_an_update_is_in_flight_until_it_ends_however_often_a_wait_is_interrupted():
+    # The device's lanes, as a fixture makes them, are threads that a fork does not have.
+    background = Background(SimpleNamespace(enter_thread=lambda: None))
+    release, ended = threading.Event(), []
+
+    def run():
+        release.wait()
+        ended.append(True)
+
+    background.launch(Update(0), run)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), when_within("wait_for_end", interrupt):
+            background.wait()
+    with pytest.raises(AssertionError, match="in flight"):
+        background.launch(Update(0), run)
+    release.set()
+    background.wait()
+    assert ended == [True]
+    background.close()
+
+
+def test_a_change_that_is_cut_short_stays_a_failure_until_it_is_made_good(background):
+    with pytest.raises(ZeroDivisionError), background.changing("loading a checkpoint"):
+        1 / 0  # noqa: B018 - it is there to fail
+    for _ in range(2):
+        with pytest.raises(UpdateError, match=r"loading a checkpoint was cut short by ZeroDivis"):
+            background.wait()
+    with background.changing("loading a checkpoint"):
+        pass
+    assert background.has_failed
+    background.forget_failure()
+    background.wait()
+
+
+def test_nothing_is_saved_in_the_middle_of_a_step(background):
+    background.refuse_to_save()
+    with background.under_way("engine.step()"):
+        with pytest.raises(UpdateError, match=r"middle of engine\.step\(\)"):
+            background.refuse_to_save()
+        background.wait()
+    background.refuse_to_save()
+
+
+def test_a_wait_that_a_test_leaves_out_does_not_block():
+    device = EmulatedDevice(HostAdam(1), Faults(without=frozenset({WHY})))
+    Update(1).wait([0], device, WHY)
+    device.close()
+
+
+def test_no_thread_is_left_behind(device):
+    before = set(threading.enumerate())
+    background = Background(device)
+    background.launch(Update(0), lambda: None)
+    background.wait()
+    background.close()
+    assert set(threading.enumerate()) - before == set()
+
+
+def test_whatever_ends_an_update_opens_every_gate(device, background):
+    update = Update(2)
+    background.launch(update, lambda: None)
+    update.wait([0, 1], device, WHY)
+    background.wait()
+
+    def run():
+        raise SystemExit("of the update's thread")
+
+    update = Update(1)
+    background.launch(update, run)
+    with pytest.raises(UpdateError, match="of the update's thread"):
+        update.wait([0], device, WHY)
+    with pytest.raises(UpdateError, match="of the update's thread"):
+        background.wait()
+
+
+def test_a_second_update_is_not_launched_beside_the_first(background):
+    background.launch(Update(0), lambda: None)
+    with pytest.raises(AssertionError, match="in flight"):
+        background.launch(Update(0), lambda: None)
+
+
+def test_the_update_runs_on_a_thread_that_is_ready_for_the_device(device, monkeypatch):
+    """CUDA's current device belongs to a thread."""
+    ready, ran = [], []
+    monkeypatch.setattr(device, "enter_thread", lambda: ready.append(threading.get_ident()))
+    background = Background(device)
+    background.launch(Update(0), lambda: ran.append(threading.get_ident()))
+    background.wait()
+    background.close()
+    assert ready == ran
+    assert ran != [threading.get_ident()]
+
+
+def test_everybody_who_waits_is_let_through_and_whoever_comes_later_too():
+    latch, through = Latch(), []
+    threads = [threading.Thread(target=lambda: through.append(latch.wait(300))) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    assert not latch.wait(0.01)
+    assert through == []
+    latch.set()
+    for thread in threads:
+        thread.join()
+    assert through == [True] * 5
+    assert latch.wait(0)
+
+
+def wait_within_waits(make, num_lines):
+    """Wait once more, as a signal handler may, at each line in turn of a first wait.
+
+    Meanwhile another thread sets the event.
+    """
+    here = threading.current_thread()
+    for number in range(num_lines):
+        event, lines = make(), []
+
+        def trace(frame, what, argument, event=event, lines=lines, number=number):
+            if what == "line" and threading.current_thread() is here:
+                lines.append(frame.f_lineno)
+                if len(lines) == number + 1:
+                    sys.settrace(None)
+                    threading.Thread(target=event.set, daemon=True).start()
+                    event.wait(300)
+            return trace
+
+        sys.settrace(trace)
+        try:
+            event.wait(300)
+        finally:
+            sys.settrace(None)
+
+
+@pytest.mark.parametrize(("make", "seconds", "ends"), [(Latch, 300, True), (Event, 2, False)])
+def test_a_signal_handler_may_wait_in_the_middle_of_a_wait(make, seconds, ends):
+    """Which ``threading.Event`` does not bear: the negative control, and why there is a latch."""
+    thread = threading.Thread(target=wait_within_waits, args=(make, 5), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert thread.is_alive() != ends

@@ -1,0 +1,349 @@
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.study import make_point
+from launch.ds_json import deepspeed_config
+from launch.identity import changes, code_facts
+from launch.records import (
+    Choice,
+    Driver,
+    RunFolder,
+    Status,
+    create_run_folder,
+    decide,
+    disk_is_full,
+    older as is_older,
+    read_records,
+    sweep_dir,
+)
+
+KEYS = ("point", "setup", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Makes run folders; each call is a run, the newest last."""
+    made = []
+
+    def make(status, repeat=1, setup="setup", point="point", driver=None, provenance=None):
+        path = tmp_path / "stem" / f"run-{len(made) + 1:03d}"
+        path.mkdir(parents=True)
+        made.append(path)
+        run = {
+            "point": {"name": "n", "engine": "vanilla", "iterations": 3},
+            "point_key": point,
+            "setup_key": setup,
+            "repeat": repeat,
+            "provenance": provenance,
+            "log": "log-x.log",
+            "started": f"2026-01-01T00:00:{len(made):02d}+00:00",
+        }
+        (path / "run.json").write_text(json.dumps(run))
+        if status:
+            fields = {"status": status, "cause": "because", "seconds": 4.0, "driver": driver}
+            (path / "status.json").write_text(json.dumps(fields))
+        return path
+
+    make.root = tmp_path
+    return make
+
+
+def ran(folder, choice=Choice.MISSING, keys=KEYS):
+    return decide(keys, read_records(folder.root), choice, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "runs"),
+    [
+        ([], {"missing": "", "keep": "", "again": ""}),
+        (["failed", "ok", "failed"], {"missing": None, "keep": None, "again": "--again"}),
+        (["interrupted"], dict.fromkeys(("missing", "keep"), "interrupted before (stem/run-001)")),
+        (["hang"], dict.fromkeys(("missing", "keep"), "hang before (stem/run-001)")),
+    ],
+)
+def test_what_is_run_after_what_was_run(folder, before, runs):
+    for status in before:
+        folder(status)
+    for choice, why in runs.items():
+        decision = ran(folder, Choice(choice))
+        done = "done before (stem/run-002)"
+        assert (decision.run, decision.why) == (why is not None, done if why is None else why)
+
+
+def facts(code="1", torch="2.13", cores=2):
+    files = {"launch/trainer/loop.py": code, "launch/trainer/log.py": "1"}
+    versions = {"torch": torch, "numpy": "2"}
+    return {
+        "code": code_facts(files, "settings"),
+        "versions": versions,
+        "gpus": [],
+        "cpu": {"model": "x", "cores_usable": cores},
+        "git": {"commit": code},
+    }
+
+
+@pytest.mark.parametrize(
+    ("older", "why"),
+    [
+        (facts(code="0"), "code changed: launch/trainer/loop.py"),
+        (facts(torch="2.12"), "torch was 2.12, is 2.13"),
+        (facts(cores=4), "processor changed"),
+        (facts(code="0", cores=4), "code changed: launch/trainer/loop.py; processor changed"),
+        (facts() | {"code": code_facts(facts()["code"]["files"], "other")},
+         "DeepSpeed's JSON, arguments or variables changed"),
+    ],
+)  # fmt: skip
+def test_a_point_that_is_run_again_says_what_changed(folder, older, why):
+    folder("ok", setup="older", provenance=older)
+    records = read_records(folder.root)
+    decision = decide(KEYS, records, Choice.MISSING, facts())
+    assert decision.run
+    assert decision.why == f"{why} (since stem/run-001; --keep accepts it)"
+    kept = decide(KEYS, records, Choice.KEEP, facts())
+    assert not kept.run
+    assert kept.why == f"kept (stem/run-001): {why}"
+    assert is_older(records[0], "setup", facts()) == why
+    assert is_older(records[0], "older", facts()) == ""
+
+
+def test_many_changed_files_are_counted():
+    many = [code_facts({f"{n}.py": text for n in range(5)}, "") for text in ("1", "2")]
+    text = changes({"code": many[0]}, {"code": many[1]})
+    assert text == "code changed: 0.py, 1.py, 2.py and 2 more"
+
+
+def test_other_data_are_the_reason_of_a_new_run(folder):
+    folder("ok", point="settings-old")
+    decision = ran(folder, keys=("settings-new", "setup", 1))
+    assert (decision.run, decision.why) == (True, "data changed (since stem/run-001)")
+    assert ran(folder, keys=("other-old", "setup", 1)).why == ""
+
+
+def test_repeats_and_points_are_told_apart(folder):
+    folder("ok", repeat=1)
+    assert not ran(folder).run
+    assert ran(folder, keys=("point", "setup", 2)).run
+    assert ran(folder, keys=("another", "setup", 1)).run
+
+
+def asdict(driver):
+    return dict(vars(driver))
+
+
+def test_a_run_whose_launcher_lives_is_left_alone(folder):
+    folder("running", driver=asdict(Driver.this_process()))
+    decision = ran(folder, Choice.AGAIN)
+    assert not decision.run
+    assert "is running now" in decision.why
+
+
+def test_a_run_whose_launcher_is_gone_is_interrupted(folder):
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    dead = asdict(Driver.this_process()) | {"pid": gone.pid}
+    folder("running", driver=dead)
+    (record,) = read_records(folder.root)
+    assert (record.status, record.cause) == ("interrupted", "its launcher is gone without a word")
+    assert ran(folder).run
+
+
+@pytest.mark.parametrize("change", [{"started": 5.0}, {"boot_id": "another"}])
+def test_another_process_with_the_same_number_is_not_the_launcher(folder, change):
+    folder("running", driver=asdict(Driver.this_process()) | change)
+    (record,) = read_records(folder.root)
+    assert record.status == "interrupted"
+
+
+def test_another_machines_run_counts_while_its_files_grow(folder):
+    assert socket.gethostname() != "elsewhere"
+    path = folder("running", driver=asdict(Driver.this_process()) | {"host": "elsewhere"})
+    (record,) = read_records(folder.root)
+    assert record.status == "running"
+    old = time.time() - 4000
+    for file in path.iterdir():
+        os.utime(file, (old, old))
+    (record,) = read_records(folder.root)
+    assert record.status == "interrupted"
+
+
+@pytest.mark.parametrize("status", [None, ""])
+def test_a_run_without_a_status_is_interrupted(folder, status):
+    path = folder(status)
+    if status == "":
+        (path / "status.json").write_text("{tru")
+    (record,) = read_records(folder.root)
+    assert record.status == "interrupted"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"point": 3}', '{"point": {}, "point_key": 7}', "\0"])
+def test_damaged_folders_are_passed_over(folder, text):
+    folder("ok")
+    path = folder("ok")
+    (path / "run.json").write_text(text)
+    assert len(read_records(folder.root)) == 1
+
+
+TINY = make_point({"model": "tiny"})
+
+
+def test_runs_count_up_and_leave_what_is_there(odd_dir):
+    first = create_run_folder(odd_dir, "basic", TINY)
+    (first.path / "mine").write_text("kept")
+    second = create_run_folder(odd_dir, "basic", TINY)
+    assert (first.path.name, second.path.name) == ("run-001", "run-002")
+    assert first.path.parent == odd_dir / "basic" / TINY.log_name.removesuffix(".log")
+    assert (first.path / "mine").read_text() == "kept"
+
+
+def test_a_gap_is_not_filled_and_a_file_is_not_replaced(tmp_path):
+    stem = create_run_folder(tmp_path, "basic", TINY).path.parent
+    (stem / "run-0041").write_text("a file")
+    assert create_run_folder(tmp_path, "basic", TINY).path.name == "run-042"
+
+
+def _make_many(results_dir, barrier, queue):
+    barrier.wait()
+    queue.put([create_run_folder(results_dir, "s", TINY).path.name for _ in range(30)])
+
+
+def test_racing_launchers_never_share_a_folder(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(2), context.Queue()
+    racers = [context.Process(target=_make_many, args=(tmp_path, barrier, queue)) for _ in range(2)]
+    for racer in racers:
+        racer.start()
+    names = queue.get() + queue.get()
+    for racer in racers:
+        racer.join()
+    assert sorted(names) == [f"run-{n:03d}" for n in range(1, 61)]
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", ".hidden", "a\n"])
+def test_a_sweep_is_the_name_of_one_folder(tmp_path, name):
+    with pytest.raises(ConfigError, match="sweep"):
+        sweep_dir(tmp_path, name)
+
+
+def test_a_results_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be made.*--results-dir"):
+        create_run_folder(tmp_path / "file", "basic", TINY)
+
+
+def test_inputs_and_status_follow_the_contract(odd_dir):
+    folder = create_run_folder(odd_dir, "basic", TINY)
+    keys = {"point_key": "p", "setup_key": "s", "repeat": 2}
+    facts = {"data_prefix": "/data/x", "command": ["python"], "provenance": {"git": None}}
+    folder.write_inputs(TINY, keys | facts, deepspeed_config(TINY))
+    run = json.loads((folder.path / "run.json").read_text())
+    assert set(run) == {
+        "schema_version",
+        "run_id",
+        "point",
+        "study",
+        "point_key",
+        "setup_key",
+        "repeat",
+        "started",
+        "log",
+        "metrics",
+        "data_prefix",
+        "command",
+        "provenance",
+    }
+    assert make_point(run["point"]) == TINY
+    assert (run["point_key"], run["setup_key"], run["repeat"]) == ("p", "s", 2)
+    assert run["log"] == TINY.log_name
+    folder.log.write_text("".join(f"line {i}\n\n" for i in range(100)))
+    folder.write_status(Status("failed", 3, 1.5, "why"))
+    status = json.loads((folder.path / "status.json").read_text())
+    assert (status["status"], status["exit_code"], status["cause"]) == ("failed", 3, "why")
+    assert status["last_lines"] == [f"line {i}" for i in range(80, 100)]
+    assert sorted(path.name for path in folder.path.iterdir()) == sorted(
+        ["run.json", "ds_config.json", "status.json", folder.log_name]
+    )
+
+
+def test_losses_and_end_are_read_from_metrics(tmp_path):
+    folder = create_run_folder(tmp_path, "basic", TINY)
+    assert folder.last_loss() is None
+    assert not folder.has_ended()
+    folder.metrics.write_text(
+        '{"event": "iteration", "loss": 3.0}\n{"event": "iteration", "loss": 2.0}\n'
+        '[1]\n\x00\n{"event": "end"}\n{"event": "iter'
+    )
+    assert folder.last_loss() == 2.0
+    assert folder.has_ended()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def fill(path):
+    with (path / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return
+
+
+def status(path):
+    return json.loads((path / "status.json").read_text())
+
+
+def test_a_full_disk_still_gets_the_status(small_disk, capsys):
+    folder = RunFolder(small_disk, "a.log")
+    folder.write_status(Status("running"))
+    assert not disk_is_full(small_disk)
+    fill(small_disk)
+    assert disk_is_full(small_disk)
+    got = folder.record_end(Status("failed", 1, 2.5, "the words"))
+    record = status(small_disk)
+    assert (record["status"], record["exit_code"], record["seconds"]) == ("failed", 1, 2.5)
+    assert record["cause"].startswith("the words; status.json could not be written: No space left")
+    assert got.cause.startswith(record["cause"])
+    assert "written in place" in capsys.readouterr().err
+    assert sorted(path.name for path in small_disk.iterdir()) == ["filler", "status.json"]
+
+
+def test_a_disk_that_became_read_only_is_said_and_survived(small_disk, capsys):
+    folder = RunFolder(small_disk, "a.log")
+    folder.write_status(Status("running"))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    got = folder.record_end(Status("ok", 0, 1.0))
+    assert "Read-only file system" in got.cause
+    assert status(small_disk)["status"] == "running"
+    assert "Read-only file system" in capsys.readouterr().err
+
+
+def test_a_folder_that_was_removed_is_said_and_survived(tmp_path, capsys):
+    got = RunFolder(tmp_path / "gone", "a.log").record_end(Status("ok", 0, 1.0))
+    assert got.status == "ok"
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_nothing_is_said_when_all_is_well(tmp_path, capsys):
+    given = Status("ok", 0, 1.0)
+    assert RunFolder(tmp_path, "a.log").record_end(given) == given
+    assert status(tmp_path)["status"] == "ok"
+    assert capsys.readouterr().err == ""
+    assert not disk_is_full(tmp_path / "gone")
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

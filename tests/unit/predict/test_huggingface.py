@@ -1,0 +1,104 @@
+"""Counts of parameters and of what autograd keeps, held against transformers' own classes."""
+
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+from kept_memory import saved_bytes
+
+from deep_optimizer_states.predict.huggingface import (
+    language_model,
+    model_of_config,
+    read_config,
+)
+from deep_optimizer_states.predict.model import ModelError
+
+COMMON = {
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "vocab_size": 300,
+}
+LLAMA = {**COMMON, "model_type": "llama", "num_key_value_heads": 2}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+T5 = {"model_type": "t5", "d_model": 96, "d_kv": 24, "d_ff": 200, "num_layers": 3}
+T5 |= {"num_decoder_layers": 2, "num_heads": 6, "vocab_size": 300, "decoder_start_token_id": 0}
+GPT2 = {"model_type": "gpt2", "n_embd": 96, "n_layer": 3, "n_head": 6, "vocab_size": 300}
+BERT = {**COMMON, "model_type": "bert"}
+QWEN = {**LLAMA, "model_type": "qwen3", "head_dim": 24}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("table", [LLAMA, GPT2, BERT, T5, QWEN], ids=lambda t: t["model_type"])
+def test_what_is_kept_is_what_a_real_forward_saves(table, dtype, attention):
+    config = transformers.AutoConfig.for_model(**table, use_cache=False)
+    model = language_model(config, attention).to(dtype).eval()
+    found, samples = model_of_config(table), 2
+    assert found.tensors() == [parameter.numel() for parameter in model.parameters()]
+    assert found.layers == (5 if table is T5 else 3)
+    ids = torch.randint(2, 300, (samples, 64))
+    saved = saved_bytes(model, lambda: model(input_ids=ids, labels=ids).loss)
+    kept = found.kept_of()(dtype.itemsize, 64, attention == "sdpa")
+    assert kept.layer <= kept.largest < saved / samples / 2
+    one_copy_of_logits = kept.logits / 3
+    total = found.layers * kept.layer + kept.head + one_copy_of_logits
+    assert samples * total == pytest.approx(saved, rel=0.035 if table is T5 else 0.01)
+
+
+def test_logits_and_tied_embeddings_are_told_apart():
+    untied, tied = (
+        model_of_config({**LLAMA, "tie_word_embeddings": tied}) for tied in (False, True)
+    )
+    assert (untied.tied_numel, tied.tied_numel) == (0, 300 * 96)
+    assert untied.numel - tied.numel == 300 * 96
+    assert untied.kept_of()(2, 64, True).logits == 3 * 4 * 64 * 300  # in fp32, of a causal model
+    assert model_of_config(BERT).kept_of()(2, 64, True).logits == 3 * 2 * 64 * 300
+
+
+def test_experts_are_measured_in_the_type_that_torch_multiplies_them_in():
+    found = model_of_config(MIXTRAL)
+    assert found.has_experts
+    assert not model_of_config(LLAMA).has_experts
+    assert found.kept_of()(4, 64, True).layer == 2 * found.kept_of()(2, 64, True).layer
+
+
+def test_layers_that_differ_are_all_counted():
+    sizes = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+    table = {**LLAMA, **sizes, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 16}
+    experts, dense, mixed = (
+        model_of_config({**table, "mlp_only_layers": layers}).kept_of()(2, 64, True).layer
+        for layers in ([], [0, 1, 2, 3], [0, 1])
+    )
+    assert mixed == pytest.approx((experts + dense) / 2, rel=0.02)
+    assert experts != pytest.approx(dense, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "is no JSON object; give a Hugging Face config.json"),
+        ('{"model_type": "lama"}', "model_type = 'lama': did you mean 'llama'?"),
+        ('{"hidden_size": 8}', "model_type = 'None': "),
+        (json.dumps({**LLAMA, "vocab_size": "many"}), "vocab_size"),
+        (json.dumps({**LLAMA, "hidden_size": -8}), "transformers"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ModelError) as error:
+        read_config(path)
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_transformers_it_is_said_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match="needs transformers, which is not installed"):
+        model_of_config(LLAMA)
