@@ -107,7 +107,7 @@ def test_tables_are_rebuilt_but_a_users_file_is_not_overwritten(write_log, tmp_p
     log, out = str(write_log()), tmp_path / "out"
     assert main([log, "--out", str(out)]) == 0
     assert main([log, "--out", str(out)]) == 0
-    for name in ("iterations.csv", "comparisons.parquet", "study.json"):
+    for name in ("iterations.csv", "comparisons.csv", "study.json"):
         mine = tmp_path / name.replace(".", "-")
         mine.mkdir()
         (mine / name).write_text("my own")
@@ -143,7 +143,7 @@ def test_memory_is_a_table_only_while_there_is_some(write_log, tmp_path, recipe)
         }
     ]  # fmt: skip
     names = {"runs", "iterations", "memory"}
-    assert names <= {path.stem for path in out.glob("*.parquet")}
+    assert names <= {path.stem for path in out.glob("*.csv")}
     assert main([str(write_log()), "--out", str(out)]) == 0
     assert not list(out.glob("memory.*"))
 

@@ -1,7 +1,6 @@
 import csv
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 from programs import parse_logs as parse
 
@@ -113,7 +112,7 @@ def test_nobody_who_says_nothing_differs(sweep_writer):
     assert differences(runs) == []
 
 
-def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tmp_path, capsys):
+def test_the_table_has_a_row_a_phase(gpu_sweep, tmp_path, capsys):
     changes = {"hybrid": {"digest": "bb"}}
     assert parse([str(gpu_sweep(**changes)), "--out", str(tmp_path / "t")]) == 0
     with (tmp_path / "t" / "comparisons.csv").open(newline="") as file:
@@ -131,9 +130,6 @@ def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tm
     )
     assert float(first["ratio_low"]) <= 2 <= float(first["ratio_high"])
     assert "differs" in first["withheld"]
-    table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()
-    assert [str(row["ratio"]) for row in table] == [row["ratio"] for row in rows]
-    assert table[0]["speedup"] is None
 
 
 NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
