@@ -79,6 +79,7 @@ def hostile_sweep(sweep_writer):
     (folder / "sweep.json").write_text(json.dumps(index))
     (folder / "figures").mkdir()
     (folder / "figures" / "a\"'<b>&.png").write_bytes(PNG)
+    (folder / "figures" / "b.png").write_bytes(PNG)
     (folder / "figures" / "b.svg").write_text(SVG)
     return folder
 
@@ -87,9 +88,7 @@ def test_the_page_asks_nobody_for_anything(hostile_sweep, page):
     found = page(hostile_sweep)
     assert {tag for tag, _ in found.elements}.isdisjoint({"link", "iframe", "object", "base"})
     for address in found.addresses():
-        assert address.startswith(
-            ("data:image/png;base64,", "data:image/svg+xml;base64,", "#", "./")
-        )
+        assert address.startswith(("data:image/png;base64,", "#", "./"))
     style = (hostile_sweep / "report.html").read_text().split("<style>")[1].split("</style>")[0]
     assert "url(" not in style
     assert "@import" not in style
@@ -160,14 +159,14 @@ def test_tables_are_ready_for_the_script_that_sorts_them(sweep_writer, page):
 def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     folder = sweep_writer.write_runs([("vanilla", 0, {})], figures=["stride", "memory", "loss"])
     (folder / "figures").mkdir()
-    for name in ("aaa.svg", "loss.svg", "stride.png", "loss.png", "loss.pdf", ".x.png", "t.txt"):
+    names = ("aaa.png", "loss.svg", "stride.png", "loss.png", "loss.pdf", "only.svg", ".x.png")
+    for name in (*names, "t.txt"):
         (folder / "figures" / name).write_bytes(SVG.encode() if name.endswith("svg") else PNG)
     found = page(folder)
-    kinds = [a["src"].split(";")[0] for a in found.all("img")]
-    assert kinds == ["data:image/png", "data:image/svg+xml", "data:image/svg+xml"]
-    alts = [a["alt"] for a in found.all("img")]
-    assert alts[0] == "Update throughput and iteration time against the stride"
-    assert alts[1:] == ["Bars & lines. simulated"] * 2
+    assert {a["src"].split(";")[0] for a in found.all("img")} == {"data:image/png"}
+    assert [a["alt"] for a in found.all("img")] == [
+        "Update throughput and iteration time against the stride", "Bars & lines. simulated", "aaa",
+    ]  # fmt: skip
     captions = (folder / "report.html").read_text().split("<figcaption>")[1:]
     assert captions[0].startswith("Update throughput")
     assert "measured on a CPU" in captions[0]
@@ -176,14 +175,6 @@ def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     assert captions[2].startswith("aaa ")
     assert "./figures/loss.pdf" in found.addresses()
     assert "Asked for and not drawn: memory." in found.texts["p"]
-
-
-def test_an_image_that_is_not_small_is_taken_as_png(sweep_writer, page):
-    folder = sweep_writer.write_runs([("vanilla", 0, {})])
-    (folder / "figures").mkdir()
-    (folder / "figures" / "loss.svg").write_text(SVG + " " * 1_600_000)
-    (folder / "figures" / "loss.png").write_bytes(PNG)
-    assert page(folder).all("img")[0]["src"].startswith("data:image/png")
 
 
 def test_pages_of_a_figure_follow_its_first_in_their_order(sweep_writer, page):

@@ -116,7 +116,7 @@ def test_what_was_asked_for_and_not_run_is_said(sweep_writer, capsys):
     runs += [("hybrid", 2, {"repeat": 1, "status": "oom-host", "cause": "killed",
                             "last_lines": ["one", "  two | <b>", ""]})]  # fmt: skip
     folder = sweep_writer.write_runs(runs, points=points, figures=["stride", "loss"])
-    draw(folder, "loss.png", "zzz.svg")
+    draw(folder, "loss.png", "zzz.png")
     _, _, report = run(folder, capsys)
     assert "| async-gradients | async-gradients | 0 | 2 |" in report
     assert "| hybrid | hybrid | 1 | 2 |" in report
@@ -126,7 +126,7 @@ def test_what_was_asked_for_and_not_run_is_said(sweep_writer, capsys):
     figures = re.findall(r"!\[(.*?), measured.*?\]\((.*?)\)", report)
     assert figures == [
         ("Loss of every iteration, engines over each other", "./figures/loss.png"),
-        ("zzz", "./figures/zzz.svg"),
+        ("zzz", "./figures/zzz.png"),
     ]
 
 
