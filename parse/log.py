@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from configs.files import printable
+from configs.files import json_lines, printable
 from parse.records import (
     PHASES,
     Iteration,
@@ -30,7 +30,6 @@ from parse.records import (
     Reject,
     Setting,
     as_number,
-    read_json_lines,
 )
 
 MAX_LINE_CHARACTERS = 1 << 20
@@ -208,6 +207,16 @@ class Fields:
     unknown: list[str] = field(default_factory=list)
     """Labels that are not in the table."""
 
+    @property
+    def loss(self) -> float | None:
+        """The loss, NaN where the line has none; None where it says nothing of it."""
+        loss: float | None = self.values.get("loss")
+        skipped = self.values.get("skipped")
+        if loss is None and skipped is not None:
+            # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
+            return None if skipped and not self.values.get("nan") else math.nan
+        return loss
+
     def take(self, part: str, table: Mapping[str, Row], what: str) -> None:
         """Take what stands between two bars."""
         found = _LABELLED.fullmatch(part)
@@ -229,23 +238,9 @@ class Fields:
             self.values[row.name] = row.kind(text)
 
 
-class IterationLine(Fields):
-    """The line that Megatron prints at the end of an iteration."""
-
-    @property
-    def loss(self) -> float | None:
-        """The loss, NaN where the line has none; None where it says nothing of it."""
-        loss: float | None = self.values.get("loss")
-        skipped = self.values.get("skipped")
-        if loss is None and skipped is not None:
-            # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
-            return None if skipped and not self.values.get("nan") else math.nan
-        return loss
-
-
-def iteration_line(line: Line) -> IterationLine | None:
+def iteration_line(line: Line) -> Fields | None:
     """Read an iteration line; None where it holds no field of one."""
-    found, head = IterationLine(line.number, line.text), _HEAD.search(line.text)
+    found, head = Fields(line.number, line.text), _HEAD.search(line.text)
     first, *parts = line.text[head.start() if head else 0 :].split("|")
     if start := _START.fullmatch(first):
         found.texts |= {name: text for name, text in start.groupdict().items() if text}
@@ -368,7 +363,7 @@ class _Reader:
         self.log.recognised |= bool(kinds)
         if "iteration" in kinds:
             # With a problem, too, it ends an iteration: what came before is not the next one's.
-            damaged = IterationLine(line.number, text, problem)
+            damaged = Fields(line.number, text, problem)
             if found := damaged if problem else iteration_line(line):
                 self._end_by_line(found)
         elif problem:
@@ -386,7 +381,7 @@ class _Reader:
         elif not self._add_profile(line.number, line.text):
             self.open.new_run |= self.facts.feed(line.text)
 
-    def _end_by_line(self, line: IterationLine) -> None:
+    def _end_by_line(self, line: Fields) -> None:
         log = self.log
         if not self.by_lines:  # what timers have ended so far belongs to this first iteration
             known = [(name, getattr(r, name)) for r in log.iterations for name in _PHASE_NAMES]
@@ -424,7 +419,7 @@ class _Reader:
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self.open, self._left_out = _Open(), 0
 
-    def _number(self, line: IterationLine) -> int:
+    def _number(self, line: Fields) -> int:
         """The iteration that a line names, or that its samples or DeepSpeed's step come to."""
         values, settings = line.values, self.log.settings
         batch: Any = values.get("global_batch_size") or settings.get("global_batch_size") or 0
@@ -715,14 +710,9 @@ def settings_from_name(name: str) -> dict[str, Setting]:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read a ``metrics.jsonl``; lines that are not an event are counted and left out.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    events, rejected = read_json_lines(path)
+    """Read a ``metrics.jsonl``; lines that are not an event are left out."""
     metrics = Metrics(path)
-    for event in events:
+    for event in json_lines(path):
         kind = event.get("event")
         if kind == "start":
             # A second start is a second run in the same file: the last one is the log's.
@@ -733,9 +723,6 @@ def read_metrics(path: Path) -> Metrics:
             metrics.evaluations.append(event)
         elif kind == "iteration" and isinstance(event.get("iteration"), int):
             metrics.iterations[event["iteration"]] = event
-        else:
-            rejected += 1
-    metrics.rejected_lines = rejected
     return metrics
 
 
@@ -747,15 +734,12 @@ def attach_metrics(log: Log) -> None:
     another.
     """
     path = log.path.parent / "metrics.jsonl"
-    try:
-        metrics = read_metrics(path)
-    except OSError:
+    if not path.is_file():
         return
+    metrics = read_metrics(path)
     if not _fits(log, metrics):
         log.notes.append(f"{path.name} beside {log.path.name} does not fit it; left out")
         return
-    if metrics.rejected_lines:
-        log.notes.append(f"{path.name}: {metrics.rejected_lines} unreadable lines left out")
     log.metrics = metrics
     records = {record.iteration: record for record in log.iterations}
     for number, event in metrics.iterations.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.files import read_given_json, read_json
+from configs.files import json_lines, read_given_json, read_json
 from configs.naming import Namer
 from configs.study import Study, default_study, study_from
 from parse.log import read_log
@@ -27,7 +27,6 @@ from parse.records import (
     after_warmup,
     as_table,
     finite,
-    read_json_lines,
 )
 from parse.verdict import FAILED, LossVerdict, judge_log
 
@@ -86,15 +85,9 @@ class Run:
         """Samples of the run folder's ``monitor.jsonl``; a figure that one lacks is None."""
         if not self.run_json:
             return []
-        try:
-            rows, damaged = read_json_lines(self.log.path.parent / MONITOR_FILE)
-        except OSError:
-            return []
+        rows = json_lines(self.log.path.parent / MONITOR_FILE)
         found = [{name: _figure(row.get(name)) for name in SAMPLE_COLUMNS} for row in rows]
-        samples = [sample for sample in found if sample["time_s"] is not None]
-        if damaged := damaged + len(found) - len(samples):
-            self.log.notes.append(f"{MONITOR_FILE}: {damaged} unreadable lines left out")
-        return samples
+        return [sample for sample in found if sample["time_s"] is not None]
 
     @property
     def campaign(self) -> Path:
