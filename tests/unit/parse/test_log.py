@@ -97,17 +97,6 @@ def test_unusable_logs_say_why(write_log, tmp_path, recipe):
 # Iterations
 
 
-def test_an_iteration_has_its_own_times_loss_and_settings(read):
-    log = read()
-    assert (log.rejects, log.notes, numbers(log)) == ([], [], [1, 2, 3, 4, 5])
-    record = log.iterations[2]
-    assert record.iteration_s == 0.1 + 0.0123456789 * 2
-    assert (record.forward_ms, record.backward_ms, record.update_ms) == (12.25, 22.0, 32.75)
-    assert (record.backward_inner_ms, record.backward_allreduce_ms) == (17.0, 5.0)
-    assert (record.optimizer_step_ms, record.loss) == (27.5, 8.25)
-    assert (record.learning_rate, record.tflops, record.tokens) == (3e-4, 2.5, 6 * 64)
-
-
 @pytest.mark.parametrize(
     "replaced",
     [
@@ -186,19 +175,6 @@ def test_a_damaged_timer_line_leaves_only_its_own_times_out(read):
     assert updates(log) == [30.75, None, 32.75, 33.75, 34.75]
     assert losses(log) == [9.0, 8.5, 8.25, 8.125, 8.0]
     assert reasons(log) == ["a timer line whose 'step' cannot be read"]
-
-
-def test_every_place_of_a_cut_gives_a_prefix_of_the_records(write_log, recipe):
-    whole, text = read_log(write_log()).iterations, recipe().text()
-    for length in range(0, len(text), 7):
-        log = read_log(write_log(text=text[:length]))
-        for record, expected in zip(log.iterations, whole, strict=False):
-            # Timers without an iteration line give times, and no loss.
-            assert record.loss == (None if record.tflops is None else expected.loss)
-            assert record.update_ms == expected.update_ms
-    log = read_log(write_log(text=text[: text.rindex("lm loss") + 12]))
-    assert (len(log.iterations), log.ends_mid_line) == (4, True)
-    assert reasons(log) == ["cut off: the log ends here"]
 
 
 def test_a_number_that_does_not_rise_is_left_out_or_starts_a_new_run(read, recipe):
