@@ -61,6 +61,14 @@ def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     assert marked == [False, False, True, True]
 
 
+def test_a_watermark_is_behind_the_data(draw, sweep):
+    sweep.add("vanilla", model="7B", source="simulated")
+    (ax,) = draw("iteration-breakdown", sweep).axes
+    (mark,) = (text for text in ax.texts if text.get_gid() == "watermark")
+    assert mark.get_zorder() < min(patch.get_zorder() for patch in ax.patches)
+    assert mark.get_alpha() < 0.2
+
+
 def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
     both(sweep, "published")
     (legend,) = draw("data-parallel", sweep).legends

@@ -137,4 +137,4 @@ def test_a_quantity_that_the_tables_lack_is_refused_in_a_line(tmp_path, sweep):
     tables, figure = read_tables(sweep.write(tmp_path / "t")), FIGURES["micro-batch"]
     row = figure.row.model_copy(update={"y": ("packing_gb_per_s",)})
     with pytest.raises(PlotError, match="no run has packing at a known micro_batch_size"):
-        figure.kind.draw(tables, row)
+        figure.kind(tables, row)
