@@ -95,13 +95,6 @@ def test_engines_differ_in_more_than_colour():
     assert len({phase.hatch for phase in PHASES.values()}) == 3
 
 
-def test_strides_of_the_hybrid_differ_in_marker_and_hatch_and_share_their_colour():
-    styles = [look.alone for look in looks(["hybrid"], stride=range(2, 9))]
-    assert len({style.marker for style in styles}) == 7
-    assert len({style.hatch for style in styles}) == 7
-    assert len({style.colour for style in styles}) == 1
-
-
 def test_a_variant_never_takes_the_marker_of_another_engine_that_is_shown():
     rows = [{"engine": engine} for engine in ENGINES]
     rows += [{"engine": "hybrid", "stride": stride} for stride in (2, 3, 4)]
