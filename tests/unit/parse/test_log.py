@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from parse import log as parse_log
 from parse.log import read_lines, read_log, read_usable_log, settings_from_name
 from parse.records import LogError
 
@@ -68,13 +67,9 @@ def test_every_kind_of_line_end_ends_a_line(tmp_path, end):
     assert [line.cut for line in found] == [False] * 3 + [True]
 
 
-@pytest.mark.parametrize("length", [50, 51, 99, 100, 400])
-def test_an_overlong_line_is_said_and_the_next_one_read(monkeypatch, tmp_path, length):
-    monkeypatch.setattr(parse_log, "MAX_LINE_CHARACTERS", 50)
-    path = tmp_path / "a.log"
-    path.write_bytes(b"1 alpha\n" + b"z" * length + b"\n" + b"z" * 49 + b"\n")
-    found = [(line.number, line.text, line.overlong) for line in read_lines(path)]
-    assert found == [(1, "1 alpha", False), (2, "z" * 50, True), (3, "z" * 49, False)]
+def test_a_line_longer_than_any_is_cut_off_and_the_next_one_read(read):
+    log = read(("| lm loss: 8.25", "z" * 70_000 + "| lm loss: 8.25"))
+    assert (numbers(log), reasons(log)) == ([1, 2, 4, 5], ["cut off"])
 
 
 def test_unusable_logs_say_why(write_log, tmp_path, recipe):
