@@ -27,7 +27,10 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+    "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 STEM = (
     "log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs{}-ratio1-subg1000000"
