@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 import tempfile
 from pathlib import Path
@@ -38,7 +39,7 @@ def shown(text):
 
 @settings(deadline=None, max_examples=80)
 @given(table=st.lists(rows, max_size=6))
-@example(table=[("\ud800", 2**63, 1.0, "\r"), ("", -(2**63), None, '"')])
+@example(table=[("\ud800", 2**63, math.nan, "\r"), ("", -(2**63), None, '"')])
 @example(table=[("=1+1", 1, 1.0, "'=1+1"), ("-0.5", 1, None, "''@a"), ("+", 1, None, "-inf")])
 def test_a_table_reads_back(table):
     with tempfile.TemporaryDirectory() as folder:
