@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -184,15 +184,15 @@ def _describe(first_prefix: Path, known: list[Manifest], output: Path, counts: C
         shutil.copyfile(first_prefix.with_name(first.tokenizer), tokenizer)
     files = [bin_path(output), idx_path(output), tokenizer]
     closed = all(one.settings.get("append_eod") for one in known)
-    made = replace(
-        first,
-        key=content_key({"merged": [one.key for one in known]}),
-        prefix=output.name,
-        documents=counts.documents,
-        tokens=counts.tokens,
-        text_bytes=sum(one.text_bytes for one in known),
-        tokenizer=tokenizer.name,
-        settings={"source": "merge", "append_eod": closed, "merged": [one.prefix for one in known]},
-        files={path.name: manifest.file_facts(path) for path in files},
-    )
-    made.publish(output)
+    merged = [one.prefix for one in known]
+    changes = {
+        "key": content_key({"merged": [one.key for one in known]}),
+        "prefix": output.name,
+        "documents": counts.documents,
+        "tokens": counts.tokens,
+        "text_bytes": sum(one.text_bytes for one in known),
+        "tokenizer": tokenizer.name,
+        "settings": {"source": "merge", "append_eod": closed, "merged": merged},
+        "files": {path.name: manifest.file_facts(path) for path in files},
+    }
+    first.model_copy(update=changes).publish(output)

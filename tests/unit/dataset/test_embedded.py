@@ -193,8 +193,8 @@ def flip(path):
     [
         (".bin", flip, "checksum of .*bin"),
         (".idx", Path.unlink, "idx is missing"),
-        ("manifest.json", Path.unlink, "manifest.json cannot be read"),
-        ("manifest.json", lambda path: path.write_text("{"), "cannot be read"),
+        ("manifest.json", Path.unlink, "manifest.json: cannot be read"),
+        ("manifest.json", lambda path: path.write_text("{"), "not valid JSON"),
         ("manifest.json", lambda p: p.write_text(p.read_text().replace('"key": "', '"key": "0')),
          "of other contents"),
     ],
