@@ -22,7 +22,7 @@ class Document:
 
 
 def read_config(path: Path) -> Document:
-    """Read a configuration,
+    """Read a configuration, comments and trailing commas too.
 
     Raises:
         ConfigError: it cannot be read, or is no object of JSON.

@@ -37,15 +37,11 @@ def test_other_errors_keep_their_own_words(tmp_path):
 
 
 def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
-    with locked(tmp_path / "x"):
-        with (
-            pytest.raises(DatasetError, match="x is in use by another process"),
-            locked(tmp_path / "x"),
-        ):
-            pass
-        assert (tmp_path / "x" / LOCK_NAME).exists()
-    with locked(tmp_path / "x"):
+    second = pytest.raises(DatasetError, match="x is in use by another process")
+    with locked(tmp_path / "x"), second, locked(tmp_path / "x"):
         pass
+    with locked(tmp_path / "x"):
+        assert (tmp_path / "x" / LOCK_NAME).exists()
 
 
 def test_a_lock_deleted_by_its_last_holder_meanwhile_is_not_held(tmp_path, monkeypatch):
@@ -99,35 +95,17 @@ def test_a_folder_on_another_disk_may_be_linked(tmp_path):
 def written(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"abc")
     made = Manifest(
-        key="k",
-        prefix="a",
-        documents=1,
-        tokens=2,
-        text_bytes=3,
-        vocab_size=300,
-        eod=0,
-        tokenizer="tokenizer.json",
-        settings={"vocab_size": 300},
-        versions={"format": "1"},
+        key="k", prefix="a", documents=1, tokens=2, text_bytes=3, vocab_size=300, eod=0,
+        tokenizer="tokenizer.json", settings={"vocab_size": 300}, versions={"format": "1"},
         files={"a.bin": manifest.file_facts(tmp_path / "a.bin")},
-    )
+    )  # fmt: skip
     made.write(tmp_path / manifest.NAME)
     return tmp_path, made
 
 
-def edit(folder, **changes):
-    path = folder / manifest.NAME
-    values = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
-
-
-def test_it_comes_back_as_it_was_written(written):
+def test_a_manifest_comes_back_and_names_the_file_that_is_damaged(written):
     folder, made = written
     assert manifest.read(folder / manifest.NAME) == made
-
-
-def test_damage_names_the_file(written):
-    folder, made = written
     assert made.damage(folder) is None
     (folder / "a.bin").write_bytes(b"abd")
     assert made.damage(folder) == "the checksum of a.bin does not match its manifest"
@@ -145,9 +123,11 @@ def test_damage_names_the_file(written):
     ],
 )
 def test_a_manifest_of_another_shape_is_refused(written, changes, message):
-    edit(written[0], **changes)
+    path = written[0] / manifest.NAME
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: one for name, one in values.items() if one is not None}))
     with pytest.raises(ConfigError, match=message):
-        manifest.read(written[0] / manifest.NAME)
+        manifest.read(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"1", b"[1]", b"\xff\xfe"])
