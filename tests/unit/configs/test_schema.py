@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from configs.errors import ConfigError
 from configs.files import read_toml
 from configs.schema import Model, batch_problem
-from configs.study import STUDIES_DIR, default_study, make_point, study_names
+from configs.study import default_study, make_point
 from parse.log import settings_from_name
 
 STUDY = default_study()
@@ -29,22 +29,12 @@ def test_parameter_counts_are_the_published_ones(name, published):
 def test_the_papers_ten_models_and_tiny_are_there():
     papers = ["1.3B", "3B", "7B", "8.3B", "10B", "13B", "20B", "30B", "40B", "70B"]
     assert STUDY.model_names() == ["tiny", *papers]
-
-
-@pytest.mark.parametrize("name", STUDY.model_names())
-def test_every_model_makes_a_point_by_its_own_defaults(name):
-    point = make_point({"model": name})
-    assert (point.model.name, point.accumulation >= 1) == (name, True)
+    assert all(make_point({"model": name}).accumulation >= 1 for name in STUDY.model_names())
 
 
 @pytest.mark.parametrize("path", sorted(STUDY.files("points").values()), ids=str)
 def test_every_shipped_point_is_valid(path):
     assert make_point(read_toml(path)).num_ranks >= 1
-
-
-def test_every_toml_lies_in_a_folder_with_a_test():
-    folders = {path.parent.name for path in STUDIES_DIR.rglob("*.toml")}
-    assert folders == {"models", "points", "sweeps", *study_names()}
 
 
 def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():

@@ -47,10 +47,6 @@ def test_a_value_against_the_engine_is_refused(engine, field, value):
         assert words in str(caught.value)
 
 
-def test_the_engines_own_value_may_be_said():
-    assert made(engine="stage-2", zero_stage="2") == made(engine="stage-2")
-
-
 def test_a_sweep_refuses_a_field_that_its_engines_fix():
     with pytest.raises(ConfigError, match="zero_stage = 3: engine 'no-zero' has zero_stage = 0"):
         load_sweep("ladder", STUDY).small().points(None, {"zero_stage": "3"})

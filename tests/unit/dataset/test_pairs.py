@@ -8,7 +8,6 @@ from dataset.files import DatasetError
 from dataset.pairs import inspect_pair
 from dataset.tokenizer import END_OF_DOCUMENT, load
 
-
 TEXTS = [f"the cat number {n} sat on the mat and said {'meow ' * (n % 7)}.." for n in range(40)]
 
 
