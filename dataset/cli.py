@@ -18,7 +18,6 @@ from dataset.files import DatasetError
 
 if TYPE_CHECKING:
     from dataset.prepare import Job
-    from dataset.tokenizer import Tokenizer
 
 FOUND_DAMAGE = 1
 SHOWN_BAD_LINES = 5
@@ -32,7 +31,7 @@ else goes to stderr. A run that was stopped goes on with the same command; a fin
 """
 INSPECT = """\
 Shows documents, tokens and the beginning of a document, and checks the files. Exit code 1 means
-damage was found. A pair that `prepare` did not make brings no tokenizer; give one to see its text.
+damage was found. A pair that `prepare` did not make brings no tokenizer to show its text with.
 """
 MERGE = "Writes one pair with the documents of all, in the order given, and prints its prefix."
 CLEAN = """\
@@ -40,8 +39,6 @@ Mends wrongly decoded text (ftfy), keeps a language (py3langid) and texts that a
 keeps one of texts that are alike (MinHash, five-word stretches).
 """
 DECONTAMINATE = "Drops texts that share 13 words in a row with evaluation texts."
-
-_mebibytes = partial(duration, "MiB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,9 +106,6 @@ def _parser() -> Parser:
     one = add("inspect", _inspect, "show and check a .bin/.idx pair", INSPECT, unchanged)
     one("prefix", type=_prefix, metavar="PREFIX", help="path without .bin and .idx")
     one("--document", type=int, default=0, metavar="N", help="which one to show, from 0")
-    one("--vocab-file", type=Path, metavar="FILE", help="vocab.json of GPT-2's BPE")
-    one("--merge-file", type=Path, metavar="FILE", help="merges.txt beside it")
-    one("--tokenizer-model", type=Path, metavar="FILE", help="SentencePiece or tokenizer.json")
     one = add("merge", _merge, "join .bin/.idx pairs", MERGE, "nothing was written")
     one("prefixes", nargs="+", type=_prefix, metavar="PREFIX", help="two or more")
     one("--output-prefix", type=_merged_prefix, required=True, metavar="P")
@@ -149,7 +143,7 @@ def _add_prepare(add: Any) -> None:  # noqa: ANN401
     add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
     add("--sample-by", choices=["document", "paragraph", "line"], default="document",
         help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
-    add("--part-mb", type=_mebibytes, default=4.0, metavar="MIB",
+    add("--part-mb", type=partial(duration, "MiB"), default=4.0, metavar="MIB",
         help="text that a worker takes at once, never to be redone (4)")  # fmt: skip
     add("--workers", type=count, help="processes (one a core)")
     add("--tokenizer", "--tokenizer-type", dest="tokenizer", metavar="NAME",
@@ -159,8 +153,6 @@ def _add_prepare(add: Any) -> None:  # noqa: ANN401
     add("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
     add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
     add("--vocab-size", type=count, help="entries to learn, of train-bpe (32000)")
-    add("--train-mb", type=_mebibytes, default=256.0, metavar="MIB",
-        help="text to learn from (256)")  # fmt: skip
     add("--append-eod", action="store_true", help="close every document")
     add("--output-prefix", type=_output_prefix, metavar="P",
         help="writes P_KEY_document.bin and .idx")  # fmt: skip
@@ -170,7 +162,6 @@ def _add_prepare(add: Any) -> None:  # noqa: ANN401
     add("--data-dir", type=Path, metavar="DIR",
         help="where files were put by hand, and fetched ones go (default: the cache folder, and "
         "the hub's own cache, $HF_HOME)")  # fmt: skip
-    add("--base-url", metavar="URL", help="fetch from a mirror (default: $HF_ENDPOINT, or the hub)")
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
@@ -207,7 +198,6 @@ def _own_job(arguments: argparse.Namespace) -> Job:
         arguments.merge_file,
         arguments.tokenizer_model,
         arguments.vocab_size,
-        _num_bytes(arguments.train_mb),
     )
     tokenizer.require_files()
     keys = tuple(arguments.json_keys or ["text"])
@@ -218,16 +208,12 @@ def _own_job(arguments: argparse.Namespace) -> Job:
             raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
     files = readers.find(arguments.input, arguments.input_format)
     return Job(
-        readers.Reading(files, keys, arguments.sample_by, _num_bytes(arguments.part_mb)),
+        readers.Reading(files, keys, arguments.sample_by, max(1, int(arguments.part_mb * 2**20))),
         arguments.output_prefix,
         tokenizer,
         arguments.append_eod,
         _workers(arguments),
     )
-
-
-def _num_bytes(mebibytes: float) -> int:
-    return max(1, int(mebibytes * (1 << 20)))
 
 
 def _workers(arguments: argparse.Namespace) -> int:
@@ -245,7 +231,7 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
     wanted = [] if has_own else [fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES]
     if there is None:
         wanted.append(fetch.OSCAR)
-    endpoint = fetch.hub_endpoint(arguments.base_url)
+    endpoint = fetch.hub_endpoint()
     paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, complain)
     arguments.input = [str(there or paths[-1])]
     if not has_own:
@@ -282,7 +268,7 @@ def _run_job(job: Job) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from dataset.pairs import inspect_pair
 
-    found = inspect_pair(arguments.prefix, arguments.document, _tokenizer(arguments))
+    found = inspect_pair(arguments.prefix, arguments.document)
     index, known = found.index, found.manifest
     _say(f"prefix      {arguments.prefix}")
     _say(f"documents   {index.num_documents:,}")
@@ -303,18 +289,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
         return FOUND_DAMAGE
     _say("checks      all passed")
     return 0
-
-
-def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
-    from dataset.tokenizer import ByteLevelBpe, load
-
-    if arguments.tokenizer_model:
-        return load(arguments.tokenizer_model)
-    if not arguments.vocab_file and not arguments.merge_file:
-        return None
-    if not (arguments.vocab_file and arguments.merge_file):
-        raise DatasetError("--vocab-file and --merge-file: give both")
-    return ByteLevelBpe.from_gpt2_files(arguments.vocab_file, arguments.merge_file)
 
 
 def _merge(arguments: argparse.Namespace) -> int:

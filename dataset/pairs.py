@@ -13,7 +13,7 @@ from dataset import indexed, manifest
 from dataset.files import DatasetError, content_key, require_writable, writing
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
-from dataset.tokenizer import Tokenizer, load
+from dataset.tokenizer import load
 
 SAMPLE_TOKENS = 128
 IDS_AT_ONCE = 1 << 22
@@ -27,20 +27,17 @@ class Inspection:
     manifest: Manifest | None
     """None for a pair that did not come from `prepare`: then only its structure is checked."""
     sample: str | None
-    """The beginning of one document; None without a tokenizer, or when the pair is damaged."""
+    """The beginning of one document; None without a manifest, or when the pair is damaged."""
     problems: list[str]
     """Damage, a sentence each."""
 
 
-def inspect_pair(
-    prefix: Path, sampled_document: int = 0, tokenizer: Tokenizer | None = None
-) -> Inspection:
+def inspect_pair(prefix: Path, sampled_document: int = 0) -> Inspection:
     """Look into a pair and check it.
 
     Args:
         prefix: Path without ``.bin`` and ``.idx``.
         sampled_document: The document whose beginning to decode, from 0.
-        tokenizer: What to decode with, for a pair that has none beside it.
 
     Raises:
         DatasetError: There is no such pair or no such document, or a file is not what its name
@@ -58,11 +55,9 @@ def inspect_pair(
             problems.append(damage)
         if not problems:
             problems += _content_problems(index, known)
-    if not problems and index.num_documents:
-        if known and not tokenizer:
-            tokenizer = load(prefix.parent / known.tokenizer)
-        if tokenizer:
-            sample = tokenizer.decode(index.document(sampled_document)[:SAMPLE_TOKENS].tolist())
+    if known and not problems and index.num_documents:
+        tokenizer = load(prefix.parent / known.tokenizer)
+        sample = tokenizer.decode(index.document(sampled_document)[:SAMPLE_TOKENS].tolist())
     return Inspection(index, known, sample, problems)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.files import read_json, write_json
 from dataset import indexed, manifest
 from dataset.files import (
     LOCK_NAME,
@@ -35,7 +36,14 @@ from dataset.indexed import bin_path, idx_path
 from dataset.manifest import Manifest
 from dataset.pool import ordered
 from dataset.readers import Bad, Block, Reading, blocks
-from dataset.tokenizer import DEFAULT_VOCAB_SIZE, Choice, Tokenizer, load, required_eod
+from dataset.tokenizer import (
+    DEFAULT_VOCAB_SIZE,
+    TRAIN_BYTES,
+    Choice,
+    Tokenizer,
+    load,
+    required_eod,
+)
 
 # Raise it when the same text must give other parts or other files.
 FORMAT_VERSION = 2
@@ -194,9 +202,8 @@ def _claim(job: Job, say: Say) -> dict[int, Facts]:
             job put there, or files that are none of its work have the names of the output.
     """
     folder, plan_path = job.work_folder, job.work_folder / PLAN_NAME
-    is_ours = plan_path.exists()
-    if is_ours:
-        changes = _changes(job, plan_path.read_text(encoding="utf-8", errors="replace"))
+    if plan_path.exists():
+        changes = _changes(job, read_json(plan_path))
         if not changes:
             if done := finished_parts(folder):
                 say(f"going on: {len(done):,} parts in {folder} are done")
@@ -206,23 +213,17 @@ def _claim(job: Job, say: Say) -> dict[int, Facts]:
                 f"{folder} holds unfinished work begun with other options "
                 f"({changes[0]}): give those again to go on, or delete that folder"
             )
-        is_ours = False
-    if not is_ours:  # a run that was stopped while it joined leaves its plan
-        _require_free(job)
+    _require_free(job)
     _clear(folder)
-    unfinished = plan_path.with_suffix(UNFINISHED)
     with writing(plan_path):
-        unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(plan_path)
+        write_json(plan_path, job.plan())
     return {}
 
 
-def _changes(job: Job, earlier: str) -> list[str]:
-    try:
-        before = json.loads(earlier)
-        pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
-    except (ValueError, AttributeError):
+def _changes(job: Job, before: dict[str, Any]) -> list[str]:
+    if not before:
         return ["its plan cannot be read"]
+    pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
     names = {"input": "the input files then"}
     return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
 
@@ -239,10 +240,9 @@ def _require_free(job: Job) -> None:
 
 def _clear(folder: Path) -> None:
     """Empty a work folder of all but the lock; the plan last, so that it stays ours till then."""
-    ours = (PLAN_NAME, LOCK_NAME, "tokenizer.json", "tokenizer.model")
-    endings = (PART, UNFINISHED, ".bin", ".idx")
+    ours = (PLAN_NAME, f".{PLAN_NAME}", LOCK_NAME, "tokenizer.", "unfinished-")
     for path in folder.iterdir():
-        if not (path.name in ours or path.suffix in endings or path.name.startswith("unfinished-")):
+        if not (path.name.startswith(ours) or path.suffix in (PART, UNFINISHED)):
             raise DatasetError(f"{folder} is for unfinished work; what is {path.name} in it?")
     for path in folder.iterdir():
         if path.name not in (LOCK_NAME, PLAN_NAME):
@@ -251,8 +251,8 @@ def _clear(folder: Path) -> None:
 
 
 def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
-    say(f"learning the vocabulary from at most {job.tokenizer.train_bytes / MEGABYTE:,.0f} MB")
-    left = job.tokenizer.train_bytes
+    say(f"learning the vocabulary from at most {TRAIN_BYTES / MEGABYTE:,.0f} MB")
+    left = TRAIN_BYTES
     with closing(blocks(job.reading)) as all_blocks:
         for block in all_blocks:
             for record in block.records(job.reading.keys, []):
