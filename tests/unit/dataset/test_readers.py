@@ -104,9 +104,10 @@ def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, pack):
         read(tmp_path / "x.jsonl")
 
 
-def test_an_empty_file_holds_nothing(tmp_path):
+def test_files_without_text_hold_nothing(tmp_path):
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.txt").write_text("")
+    (tmp_path / "d.txt").write_text(" \n\n\t\n")
     assert read(*sorted(tmp_path.iterdir())) == []
 
 
@@ -160,11 +161,6 @@ def test_parquet_without_the_column_or_not_parquet_is_named(tmp_path):
     (tmp_path / "y.parquet").write_text("no")
     with pytest.raises(DatasetError, match=r"y.parquet is damaged or not Parquet"):
         read(tmp_path / "y.parquet")
-
-
-def test_a_text_file_of_blank_lines_is_no_document(tmp_path):
-    (tmp_path / "x.txt").write_text(" \n\n\t\n")
-    assert read(tmp_path / "x.txt") == []
 
 
 @pytest.fixture
