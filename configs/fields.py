@@ -22,7 +22,6 @@ class FieldRow(Table):
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
     is_count: bool = False  # A number of elements, which reads 10M
     unit: str = ""  # after the value in names, labels and legends
     zero: str = ""  # what 0 is called where it is no place on an axis, such as no limit at all
@@ -45,8 +44,6 @@ class FieldRow(Table):
     @property
     def annotation(self) -> Any:  # noqa: ANN401 - a type for pydantic
         """The field's type with its limits."""
-        if self.choices:
-            return Literal[self.choices]
         limits = {"ge": self.minimum, "le": self.maximum, "lt": self.below}
         given = {name: value for name, value in limits.items() if value is not None}
         kind: Any = _TYPES[self.type]
@@ -81,12 +78,10 @@ def shaped_links(rates: Iterable[object]) -> str:
     Returns:
         Empty where no link is shaped.
     """
-    known = [rate if isinstance(rate, int | float) and rate > 0 else 0 for rate in rates]
-    shaped = sorted({rate for rate in known if rate})
-    if not shaped:
-        return ""
-    text = f"{', '.join(f'{rate:g}' for rate in shaped)} Mbit/s links, shaped"
-    return text if all(known) else f"{text}, and links as they are"
+    known = {rate if isinstance(rate, int | float) and rate > 0 else 0 for rate in rates}
+    shaped = ", ".join(f"{rate:g}" for rate in sorted(known - {0}))
+    others = ", and links as they are" if 0 in known else ""
+    return f"{shaped} Mbit/s links, shaped{others}" if shaped else ""
 
 
 def count(number: float) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +53,29 @@ def read_given_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or holds no JSON object.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    value = _parsed(path, json.loads, "JSON")
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: not a JSON object")
     return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the table in a TOML file.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML; the line is named.
+    """
+    table: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
+    return table
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:  # noqa: ANN401
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid {kind}: {error}") from None
 
 
 def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[str]:

@@ -44,7 +44,7 @@ class Namer:
         set_here = self._set_fields(point)
         # Set or not comes first: a switch that is off and on by default is not at its default.
         values = tuple(
-            (key in set_here, _sortable(point[key] if key in set_here else 0.0))
+            (key in set_here, point[key] if key in set_here else None)
             for key in self._own_fields(point)
         )
         return place, name, values
@@ -67,16 +67,6 @@ class Namer:
     def name(self, point: Fields, varying: Sequence[str]) -> str:
         """Return a point's name: ``7B subgroup 10M hybrid stride 2``."""
         return " ".join([*self._case_parts(point, varying), self.engine(point)])
-
-    def names(self, points: Sequence[Fields]) -> list[str]:
-        """Name points that are shown together, each differently; a name of one's own stays."""
-        varying, seen = self.varying(points), Counter[str]()
-        found = []
-        for point in points:
-            name = str(point.get("name") or self.name(point, varying))
-            seen[name] += 1
-            found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-        return found
 
     def _case_parts(self, point: Fields, varying: Sequence[str]) -> list[str]:
         model = point.get("model") or point.get("model.name")
@@ -106,21 +96,21 @@ def flat(point: Point) -> dict[str, Any]:
 
 def name_points(points: Sequence[Point], study: Study) -> list[Point]:
     """Return the points with a name each, unless they have one; no two names are equal."""
-    names = Namer(study).names([flat(point) for point in points])
-    return [
-        point.model_copy(update={"name": name}) for point, name in zip(points, names, strict=True)
-    ]
+    namer, seen, named = Namer(study), Counter[str](), []
+    fields = [flat(point) for point in points]
+    varying = namer.varying(fields)
+    for point, one in zip(points, fields, strict=True):
+        name = point.name or namer.name(one, varying)
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name} #{seen[name]}"
+        named.append(point.model_copy(update={"name": name}))
+    return named
 
 
 def _varies(points: Sequence[Fields], key: str) -> bool:
     # Models differ in their names already.
     pairs = {(str(point.get("model")), str(point.get(key))) for point in points}
     return len(pairs) > len({str(point.get("model")) for point in points})
-
-
-def _sortable(value: float | str) -> tuple[float, str]:
-    """Sort numbers in their order, and texts after the number 0 in theirs."""
-    return (0.0, value) if isinstance(value, str) else (float(value), "")
 
 
 def _is_missing(value: object) -> bool:

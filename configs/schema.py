@@ -7,13 +7,11 @@ process or imports torch.
 from __future__ import annotations
 
 import math
-import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.errors import ConfigError, explain
+from configs.errors import explain
 from configs.table import NAME_PATTERN, Table
 
 if TYPE_CHECKING:
@@ -199,10 +197,10 @@ class Point(Table):
         for name, row in study.fields.items():
             value = getattr(self, name)
             if row.only_some_engines and name not in taken and value != row.default:
-                takers = [key for key, engine in study.engines.items() if name in engine.fields]
+                takers = " or ".join(map(repr, study.takers(name)))
                 raise ValueError(
                     f"{name} {value} has no meaning for engine '{self.engine}'; "
-                    f"leave it out or choose engine {' or '.join(map(repr, takers))}"
+                    f"leave it out or choose engine {takers}"
                 )
         for name, limits in taken.items():
             value, where = getattr(self, name), f"for engine '{self.engine}'"
@@ -231,11 +229,6 @@ class Point(Table):
         if self.study is None:
             raise TypeError("a point of no study has no engine")
         return self.study.engines[self.engine]
-
-    @property
-    def row_environment(self) -> dict[str, str]:
-        """Variables that the engine sets for its ranks."""
-        return {name: text.format_map(self.values) for name, text in self.row.environment.items()}
 
     def value(self, name: str) -> Any:  # noqa: ANN401 - any field
         """Return a field's value, be it of the study, of the model (``model.NAME``) or derived."""
@@ -274,22 +267,6 @@ class Point(Table):
             elif row.log and value != row.default and f"{{{name}}}" not in template:
                 own.append(row.log if value is True else f"{row.log}{shown}")
         return "-".join([*parts, *own]) + ".log"
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
-
-    Raises:
-        ConfigError: the file is missing or is not TOML; the line is named.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
 def batch_problem(global_batch: int, micro_batch: int, ranks: int) -> str:

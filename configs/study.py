@@ -20,15 +20,14 @@ from pydantic import (
     Field,
     PositiveInt,
     PrivateAttr,
-    TypeAdapter,
-    ValidationError,
     create_model,
     model_validator,
 )
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
-from configs.schema import MODEL_PREFIX, Model, Point, read_toml
+from configs.files import read_toml
+from configs.schema import MODEL_PREFIX, Model, Point
 from configs.table import NAME_PATTERN, Table
 from configs.templates import fields_in, laid_over
 
@@ -127,7 +126,6 @@ class Engine(Table):
     that one engine of a study fixes has its default under those that do not name it."""
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config; ``"{field}"`` stands for a field's value."""
-    environment: dict[str, str] = Field(default_factory=dict)  # variables of its ranks
     exact: bool = True  # whether its results are expected to be the reference's, bit for bit
     equals: str = ""
     """Another engine whose results it must have, bit for bit, whatever the gate asks for."""
@@ -220,7 +218,6 @@ class Study(Table):
                     raise ValueError(where + explain.unknown(kind, name, known))
         owners: dict[str, str] = {}
         for name, engine in self.engines.items():
-            _check_values(name, engine)
             for word in (name, *engine.aliases):
                 if (owner := owners.setdefault(_spelled(word), name)) != name:
                     raise ValueError(f"engines '{owner}' and '{name}' share a name")
@@ -239,7 +236,7 @@ class Study(Table):
             yield f"companion '{key}': ", "field", [companion.field], of_point
             yield f"companion '{key}': ", "field", used - {"device", "out"}, of_point
         for key, engine in self.engines.items():
-            used = fields_in([engine.ds_config, engine.environment, engine.log, engine.keys])
+            used = fields_in([engine.ds_config, engine.log, engine.keys])
             yield f"engine '{key}': ", "field", used, of_point
             yield f"engine '{key}': ", "field of the study", engine.fields, self.fields
             yield f"engine '{key}', sets: ", "field of every point", engine.sets, settable
@@ -289,6 +286,10 @@ class Study(Table):
         if not isinstance(value, str):
             return value
         return self._engine_names.get(_spelled(value), _spelled(value))
+
+    def takers(self, field: str) -> list[str]:
+        """Return the engines that take a field of some engines."""
+        return [key for key, engine in self.engines.items() if field in engine.fields]
 
     def engine_of(self, table: Mapping[str, Any]) -> Engine | None:
         """Return the engine of a point's table, by default the reference; None if it is unknown."""
@@ -382,16 +383,6 @@ class Study(Table):
         table = read_toml(files[name])
         defaults = table.pop("defaults", {})
         return Model.read(table, str(files[name])), defaults
-
-
-def _check_values(name: str, engine: Engine) -> None:
-    """Refuse a value that no point can have, in the words of the point's own field."""
-    for field, value in engine.sets.items():
-        try:
-            TypeAdapter(Point.model_fields[field].rebuild_annotation()).validate_python(value)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise ValueError(f"engine '{name}', sets: {field} = {value!r}: {reason}") from None
 
 
 def _spelled(word: str) -> str:

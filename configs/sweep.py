@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from configs.errors import ConfigError, explain
+from configs.files import read_toml
 from configs.naming import name_points
-from configs.schema import MODEL_FIELDS, Point, read_toml
+from configs.schema import MODEL_FIELDS, Point
 from configs.study import Study, default_study
 from configs.table import NAME_PATTERN, Table
 
 AUTO_MODEL = "auto"
 """Stands for the study's largest model that fits the machine, or its small one without a GPU."""
-MOST_POINTS = 10_000
-"""Points of a sweep above which it must be a mistake."""
 
 
 def _lists(table: object) -> object:
@@ -68,17 +67,8 @@ class Sweep(_Form):
     tiny: _Form | None = None
     """The same on the study's small model, in minutes on a CPU; what it leaves out is the
     sweep's."""
-
-    _study: Study = PrivateAttr()
-
-    def model_post_init(self, context: Study) -> None:
-        """Remember the study, before fields are held against it."""
-        self._study = context
-
-    @property
-    def study(self) -> Study:
-        """Whose engines and fields it has."""
-        return self._study
+    study: Study
+    """Whose engines and fields it has; no field of the file."""
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
@@ -110,22 +100,20 @@ class Sweep(_Form):
         An engine that the sweep lists keeps the fields that the sweep gives it.
 
         Args:
-            words: ``NAME,NAME:field=value:field=value``, by any of their names.
+            words: ``NAME,NAME``, by any of their names.
 
         Returns:
             The sweep, and the reference engine if it was added in front of the others, else empty.
 
         Raises:
-            ConfigError: no such engine (the nearest is named), or a word has no such form.
+            ConfigError: no such engine; the nearest is named.
         """
         study, rows = self.study, []
         for word in words.split(","):
-            text, *settings = word.split(":")
-            name = str(study.engine_name(text))
+            name = str(study.engine_name(word))
             if name not in study.engines:
-                raise ConfigError(f"--engines: {explain.unknown('engine', text, study.engines)}")
-            given = dict(_pair(setting) for setting in settings)
-            rows += [row | given for row in self._rows_of(name)]
+                raise ConfigError(f"--engines: {explain.unknown('engine', word, study.engines)}")
+            rows += self._rows_of(name)
         added = "" if any(row["engine"] == study.reference for row in rows) else study.reference
         rows = [*(self._rows_of(added) if added else ()), *rows]
         engines = tuple({key: [value] for key, value in row.items()} for row in rows)
@@ -161,9 +149,7 @@ class Sweep(_Form):
         over = dict(overrides or {})
         some = {name for name, row in study.fields.items() if row.only_some_engines}
         unused, found = some & over.keys(), dict[str, Point]()
-        for number, table in enumerate(self._tables(model)):
-            if number >= MOST_POINTS:
-                raise ConfigError(f"{source}: more than {MOST_POINTS} points")
+        for table in self._tables(model):
             # A field of some engines is set for those that take it.
             engine = study.engine_of(table)
             taken = set(engine.fields) if engine else set()
@@ -173,10 +159,9 @@ class Sweep(_Form):
             if not any(_matches(point, rule, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
         for name in unused:
-            takers = [key for key, engine in study.engines.items() if name in engine.fields]
+            takers = " and ".join(study.takers(name))
             raise ConfigError(
-                f"{source}: {name} = {over[name]!r}: none of its engines takes that; "
-                f"{' and '.join(takers)} would"
+                f"{source}: {name} = {over[name]!r}: none of its engines takes that; {takers} would"
             )
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
@@ -204,13 +189,6 @@ def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(lists, values, strict=True))
 
 
-def _pair(setting: str) -> tuple[str, str]:
-    key, _, value = setting.partition("=")
-    if not key.strip() or not value:
-        raise ConfigError(f"--engines: {setting!r}: give FIELD=VALUE after the engine's name")
-    return key.strip().replace("-", "_"), value
-
-
 def _matches(point: Point, rule: Mapping[str, Sequence[Any]], study: Study) -> bool:
     for key, values in rule.items():
         wanted = [study.engine_name(value) if key == "engine" else value for value in values]
@@ -225,7 +203,7 @@ def make_sweep(table: Mapping[str, Any], study: Study | None = None) -> Sweep:
     Raises:
         ConfigError: a field is wrong; names field, value and remedy.
     """
-    return Sweep.read(table, "sweep", study or default_study())
+    return Sweep.read({**table, "study": study or default_study()}, "sweep")
 
 
 def sweep_names(study: Study | None = None) -> list[str]:
@@ -244,4 +222,4 @@ def load_sweep(name_or_path: str, study: Study | None = None) -> Sweep:
     path = files.get(name_or_path, Path(name_or_path))
     if path.suffix != ".toml":
         raise ConfigError(explain.unknown("sweep", name_or_path, sorted(files)))
-    return Sweep.read(read_toml(path), str(path), study)
+    return Sweep.read({**read_toml(path), "study": study}, str(path))

@@ -21,14 +21,14 @@ class Table(BaseModel):
     )
 
     @classmethod
-    def read(cls, table: Mapping[str, Any], source: str, context: object = None) -> Self:
-        """Check a table; the context is for the validators.
+    def read(cls, table: Mapping[str, Any], source: str) -> Self:
+        """Check a table.
 
         Raises:
             ConfigError: a field is wrong; names source, field, value and remedy.
         """
         try:
-            return cls.model_validate(table, context=context)
+            return cls.model_validate(table)
         except ValidationError as error:
             raise ConfigError(f"{source}: {'; '.join(_lines(error, cls))}") from None
 

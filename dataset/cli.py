@@ -11,19 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.cli import EXIT_INTERRUPTED, Parser, complain
+from configs.cli import EXIT_INTERRUPTED, Parser, complain, count, duration
 from configs.files import printable
-from dataset.embedded import CACHE_VARIABLE, EMBEDDED, OSCAR, Corpus, cache_folder, prepared
+from dataset.embedded import CACHE_VARIABLE, OSCAR, Corpus, cache_folder
 from dataset.files import DatasetError
 
 if TYPE_CHECKING:
     from dataset.prepare import Job
-    from dataset.readers import InputFile
-    from dataset.tokenizer import Tokenizer
 
-FOUND_DAMAGE = NOT_PREPARED = 1
+FOUND_DAMAGE = 1
 SHOWN_BAD_LINES = 5
-WEB_PACKAGES = "datatrove==0.10.1 trafilatura==2.3.1 ftfy==6.3.1 py3langid==0.4.0 orjson==3.13.0"
+WEB_PACKAGES = "datatrove==0.10.1 ftfy==6.3.1 py3langid==0.4.0 orjson==3.13.0"
 
 PREPARE = f"""\
 Without --input: makes tokens of the text every Python ships (the default corpus), or, with
@@ -33,37 +31,21 @@ else goes to stderr. A run that was stopped goes on with the same command; a fin
 """
 INSPECT = """\
 Shows documents, tokens and the beginning of a document, and checks the files. Exit code 1 means
-damage was found. A pair that `prepare` did not make brings no tokenizer; give one to see its text.
+damage was found. A pair that `prepare` did not make brings no tokenizer to show its text with.
 """
 MERGE = "Writes one pair with the documents of all, in the order given, and prints its prefix."
-FIND = """\
-Prints the prefix of the data, or nothing and exit code 1 when `prepare` has not made it; nothing
-is fetched or built.
-"""
-URLS = "Writes the addresses that may lead to text, each once, in the order in which they come."
-DOWNLOAD = """\
-Asks for pages, heeding robots.txt, one request a second to a host, and writes their texts with
-'id' and 'url'.
-"""
 CLEAN = """\
 Mends wrongly decoded text (ftfy), keeps a language (py3langid) and texts that are long enough, and
 keeps one of texts that are alike (MinHash, five-word stretches).
 """
-DECONTAMINATE = """\
-Cuts out what shares 13 words in a row with evaluation texts, 200 characters on either side too, up
-to the ends of sentences; drops stretches under 200 characters, and documents that leave more than
-10 pieces. What the input holds 10 times or more is a common phrase and stays.
-"""
-SHUFFLE = """\
-Writes the lines of files in an order that the seed decides. They need not fit into memory.
-"""
+DECONTAMINATE = "Drops texts that share 13 words in a row with evaluation texts."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 1 when `inspect` found damage or `find` nothing; 130 after Ctrl-C.
+        0; 1 when `inspect` found damage; 130 after Ctrl-C.
 
     Raises:
         ConfigError: something that the user can mend is wrong.
@@ -80,25 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(line: str) -> None:
     """Print a result, a path as it is."""
     sys.stdout.write(line + "\n")
-
-
-def _number(text: str, least: float, most: float, kind: type = int) -> Any:  # noqa: ANN401
-    number = kind(text)
-    if not least <= number <= most:  # not a number is neither
-        raise argparse.ArgumentTypeError(f"{text}: must be at least {least} and at most {most}")
-    return number
-
-
-# Not so large that memory could not hold what is counted.
-_positive = partial(_number, least=1, most=1 << 22)
-_count = partial(_number, least=0, most=1 << 22)
-_seconds = partial(_number, least=0, most=86_400, kind=float)
-_share = partial(_number, least=0.01, most=0.99, kind=float)
-_mebibytes = partial(_number, least=1e-6, most=1 << 20, kind=float)
-# Each process holds two blocks of text in memory.
-_processes = partial(_number, least=1, most=1024)
-for _kind in (_positive, _count, _seconds, _share, _mebibytes, _processes):
-    _kind.__name__ = "number"  # type: ignore[attr-defined]  # argparse names it
 
 
 def _prefix(text: str) -> Path:
@@ -121,6 +84,13 @@ def _merged_prefix(text: str) -> Path:
     return _prefix(str(_output_prefix(text)))
 
 
+def _share(text: str) -> float:
+    share = duration("", text)
+    if share >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number between 0 and 1")
+    return share
+
+
 def _parser() -> Parser:
     parser = Parser("python -m dataset", "Text to tokens.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -136,57 +106,32 @@ def _parser() -> Parser:
     one = add("inspect", _inspect, "show and check a .bin/.idx pair", INSPECT, unchanged)
     one("prefix", type=_prefix, metavar="PREFIX", help="path without .bin and .idx")
     one("--document", type=int, default=0, metavar="N", help="which one to show, from 0")
-    one("--vocab-file", type=Path, metavar="FILE", help="vocab.json of GPT-2's BPE")
-    one("--merge-file", type=Path, metavar="FILE", help="merges.txt beside it")
-    one("--tokenizer-model", type=Path, metavar="FILE", help="SentencePiece or tokenizer.json")
     one = add("merge", _merge, "join .bin/.idx pairs", MERGE, "nothing was written")
     one("prefixes", nargs="+", type=_prefix, metavar="PREFIX", help="two or more")
     one("--output-prefix", type=_merged_prefix, required=True, metavar="P")
-    one = add("find", _find, "print the prefix of prepared data", FIND, unchanged)
-    one("name", choices=[EMBEDDED, OSCAR])
-    one("--cache-dir", type=Path, metavar="DIR", help="as for prepare")
-    one = add("shuffle", _shuffle, "put lines in a random order", SHUFFLE, "nothing was written")
-    one("--input", nargs="+", required=True, metavar="FILE", help=".jsonl, or .txt by lines")
-    one("--output", type=Path, required=True, metavar="F[.gz]")
-    one("--seed", type=_count, required=True, metavar="N", help="decides the order")
-    _add_web(add)
-    return parser
-
-
-def _add_web(add: Any) -> None:  # noqa: ANN401
-    def of_recipe(name: str, run: Any, text: str, description: str, key: str) -> Any:  # noqa: ANN401
-        kept = "finished tasks are kept: the same command goes on"
-        one = add(name, run, text, description, kept)
-        one("--input", nargs="+", required=True, metavar="FILE",
-            help="as for prepare; of a .txt each line is one")  # fmt: skip
-        one("--output", type=Path, required=True, metavar="FOLDER",
-            help="gets NNNNN.jsonl.gz, and in logs/ what is done")  # fmt: skip
-        one("--json-key", default=key, metavar="KEY", help=f"the field to read ({key})")
-        one("--workers", type=_processes, help="processes (one a core)")
-        return one
-
-    one = of_recipe("urls", _urls, "sift lists of addresses", URLS, "url")
-    one("--blacklist", type=Path, metavar="F.toml",
-        help="lists 'domains' and 'extensions' in place of dataset/blacklist.toml")  # fmt: skip
-    one = of_recipe("download", _download, "texts of the pages of a list", DOWNLOAD, "url")
-    one("--user-agent", required=True, metavar="NAME",
-        help="who asks, such as 'name/1.0 (+mailto:you@example.org)'")  # fmt: skip
-    one("--host-delay", type=_seconds, default=1.0, metavar="S",
-        help="between two requests to a host; its robots.txt may ask for more (1)")  # fmt: skip
-    one("--at-once", type=_positive, default=32, metavar="N", help="hosts asked at a time (32)")
-    one = of_recipe("clean", _clean, "filter a crawl", CLEAN, "text")
+    one = add("clean", _clean, "filter a crawl", CLEAN, kept)
+    _add_recipe(one)
     one("--language", default="en", metavar="CODE", help="the language to keep (en)")
-    one("--min-words", type=_count, default=128, metavar="N", help="drop shorter texts (128)")
-    one("--min-chars", type=_count, default=512, metavar="N", help="drop shorter texts (512)")
+    one("--min-words", type=count, default=128, metavar="N", help="drop shorter texts (128)")
+    one("--min-chars", type=count, default=512, metavar="N", help="drop shorter texts (512)")
     one("--near-duplicates", type=_share, default=0.9, metavar="SHARE",
         help="of equal five-word stretches at which half of the pairs are found (0.9)")  # fmt: skip
-    one = of_recipe(
-        "decontaminate", _decontaminate, "cut evaluation texts out", DECONTAMINATE, "text"
-    )
+    one = add("decontaminate", _decontaminate, "drop evaluation texts", DECONTAMINATE, kept)
+    _add_recipe(one)
     one("--evaluation", nargs="+", required=True, metavar="FILE",
         help="evaluation texts, as for prepare; of a .txt each line is one")  # fmt: skip
     one("--evaluation-keys", nargs="+", default=["text"], metavar="KEY",
         help="fields of its files, each a text by itself (text)")  # fmt: skip
+    return parser
+
+
+def _add_recipe(add: Any) -> None:  # noqa: ANN401
+    add("--input", nargs="+", required=True, metavar="FILE",
+        help="as for prepare; of a .txt each line is one")  # fmt: skip
+    add("--output", type=Path, required=True, metavar="FOLDER",
+        help="gets NNNNN.jsonl.gz, and in logs/ what is done")  # fmt: skip
+    add("--json-key", default="text", metavar="KEY", help="the field to read (text)")
+    add("--workers", type=count, help="processes (one a core)")
 
 
 def _add_prepare(add: Any) -> None:  # noqa: ANN401
@@ -198,40 +143,34 @@ def _add_prepare(add: Any) -> None:  # noqa: ANN401
     add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
     add("--sample-by", choices=["document", "paragraph", "line"], default="document",
         help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
-    add("--bad-lines", choices=["skip", "fail"], default="skip",
-        help="leave out lines that cannot be used and list them, or stop (skip)")  # fmt: skip
-    add("--part-mb", type=_mebibytes, default=4.0, metavar="MIB",
+    add("--part-mb", type=partial(duration, "MiB"), default=4.0, metavar="MIB",
         help="text that a worker takes at once, never to be redone (4)")  # fmt: skip
-    add("--workers", type=_processes, help="processes (one a core)")
+    add("--workers", type=count, help="processes (one a core)")
     add("--tokenizer", "--tokenizer-type", dest="tokenizer", metavar="NAME",
         help="gpt2-bpe (also GPT2BPETokenizer), sentencepiece (also GPTSentencePieceTokenizer), or "
         "train-bpe: learn the vocabulary from the input")  # fmt: skip
     add("--vocab-file", type=Path, metavar="FILE", help="vocab.json of gpt2-bpe")
     add("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
     add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
-    add("--vocab-size", type=_positive, help="entries to learn, of train-bpe (32000)")
-    add("--train-mb", type=_mebibytes, default=256.0, metavar="MIB",
-        help="text to learn from (256)")  # fmt: skip
+    add("--vocab-size", type=count, help="entries to learn, of train-bpe (32000)")
     add("--append-eod", action="store_true", help="close every document")
     add("--output-prefix", type=_output_prefix, metavar="P",
         help="writes P_KEY_document.bin and .idx")  # fmt: skip
-    add("--restart", action="store_true", help="drop unfinished work")
     add("--cache-dir", type=Path, metavar="DIR",
         help=f"where prepared folders lie (default: ${CACHE_VARIABLE}, else "
         "dataset/cache in the checkout)")  # fmt: skip
     add("--data-dir", type=Path, metavar="DIR",
         help="where files were put by hand, and fetched ones go (default: the cache folder, and "
         "the hub's own cache, $HF_HOME)")  # fmt: skip
-    add("--base-url", metavar="URL", help="fetch from a mirror (default: $HF_ENDPOINT, or the hub)")
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
     if arguments.corpus and arguments.input:
         raise DatasetError(f"give '{arguments.corpus}' or --input, not both")
     if arguments.input:
-        return _run_job(_own_job(arguments), arguments.restart)
+        return _run_job(_own_job(arguments))
     if arguments.corpus:
-        return _run_job(_oscar_job(arguments), arguments.restart)
+        return _run_job(_oscar_job(arguments))
     for flag in ("output_prefix", "tokenizer", "json_keys", "vocab_file", "tokenizer_model"):
         if getattr(arguments, flag) is not None:
             raise DatasetError(f"--{flag.replace('_', '-')}: only with --input or '{OSCAR}'")
@@ -259,7 +198,6 @@ def _own_job(arguments: argparse.Namespace) -> Job:
         arguments.merge_file,
         arguments.tokenizer_model,
         arguments.vocab_size,
-        _num_bytes(arguments.train_mb),
     )
     tokenizer.require_files()
     keys = tuple(arguments.json_keys or ["text"])
@@ -270,17 +208,12 @@ def _own_job(arguments: argparse.Namespace) -> Job:
             raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
     files = readers.find(arguments.input, arguments.input_format)
     return Job(
-        readers.Reading(files, keys, arguments.sample_by, _num_bytes(arguments.part_mb)),
+        readers.Reading(files, keys, arguments.sample_by, max(1, int(arguments.part_mb * 2**20))),
         arguments.output_prefix,
         tokenizer,
         arguments.append_eod,
-        arguments.bad_lines,
         _workers(arguments),
     )
-
-
-def _num_bytes(mebibytes: float) -> int:
-    return max(1, int(mebibytes * (1 << 20)))
 
 
 def _workers(arguments: argparse.Namespace) -> int:
@@ -298,7 +231,7 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
     wanted = [] if has_own else [fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES]
     if there is None:
         wanted.append(fetch.OSCAR)
-    endpoint = fetch.hub_endpoint(arguments.base_url)
+    endpoint = fetch.hub_endpoint()
     paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, complain)
     arguments.input = [str(there or paths[-1])]
     if not has_own:
@@ -309,12 +242,12 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
     return _own_job(arguments)
 
 
-def _run_job(job: Job, restart: bool) -> int:
+def _run_job(job: Job) -> int:
     from dataset.prepare import run
 
     if not job.append_eod:
         complain("documents will not be closed: --append-eod was not given")
-    done = run(job, complain, restart)
+    done = run(job, complain)
     for facts in done.manifests:
         complain(
             f"{facts.prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of "
@@ -335,7 +268,7 @@ def _run_job(job: Job, restart: bool) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from dataset.pairs import inspect_pair
 
-    found = inspect_pair(arguments.prefix, arguments.document, _tokenizer(arguments))
+    found = inspect_pair(arguments.prefix, arguments.document)
     index, known = found.index, found.manifest
     _say(f"prefix      {arguments.prefix}")
     _say(f"documents   {index.num_documents:,}")
@@ -358,18 +291,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
-    from dataset.tokenizer import ByteLevelBpe, load
-
-    if arguments.tokenizer_model:
-        return load(arguments.tokenizer_model)
-    if not arguments.vocab_file and not arguments.merge_file:
-        return None
-    if not (arguments.vocab_file and arguments.merge_file):
-        raise DatasetError("--vocab-file and --merge-file: give both")
-    return ByteLevelBpe.from_gpt2_files(arguments.vocab_file, arguments.merge_file)
-
-
 def _merge(arguments: argparse.Namespace) -> int:
     from dataset.pairs import merge
 
@@ -381,29 +302,6 @@ def _merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find(arguments: argparse.Namespace) -> int:
-    found = prepared(arguments.name, arguments.cache_dir)
-    if found is None:
-        return NOT_PREPARED
-    _say(str(found))
-    return 0
-
-
-def _shuffle(arguments: argparse.Namespace) -> int:
-    from dataset.shuffling import shuffle
-
-    output = arguments.output.absolute()
-    complain(f"{shuffle(_files(arguments), output, arguments.seed):,} lines")
-    _say(str(output))
-    return 0
-
-
-def _files(arguments: argparse.Namespace) -> tuple[InputFile, ...]:
-    from dataset.readers import find
-
-    return find(arguments.input)
-
-
 def _web() -> Any:  # noqa: ANN401
     try:
         from dataset import web
@@ -412,25 +310,6 @@ def _web() -> Any:  # noqa: ANN401
             f"needs packages that are not here ({error}): pip install {WEB_PACKAGES}"
         ) from error
     return web
-
-
-def _urls(arguments: argparse.Namespace) -> int:
-    web, output = _web(), arguments.output.absolute()
-    blacklist = arguments.blacklist or web.BLACKLIST
-    return _told(output, web.sift(_files(arguments), arguments.json_key, output, blacklist))
-
-
-def _download(arguments: argparse.Namespace) -> int:
-    agent = arguments.user_agent.strip()
-    if not agent.isascii() or not agent.isprintable() or not agent.partition("/")[0]:
-        raise DatasetError(
-            f"--user-agent {arguments.user_agent!r}: give a name such as "
-            "'name/1.0 (+mailto:you@example.org)'"
-        )
-    web = _web()
-    return _recipe(
-        arguments, web.download, web.Download(agent, arguments.host_delay, arguments.at_once)
-    )
 
 
 def _clean(arguments: argparse.Namespace) -> int:
@@ -450,11 +329,12 @@ def _decontaminate(arguments: argparse.Namespace) -> int:
 
 
 def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:  # noqa: ANN401
-    output, workers = arguments.output.absolute(), _workers(arguments)
-    return _told(output, run(_files(arguments), arguments.json_key, output, workers, how))
+    from dataset.readers import find
 
-
-def _told(output: Path, counts: Mapping[str, int]) -> int:
+    output = arguments.output.absolute()
+    counts: Mapping[str, int] = run(
+        find(arguments.input), arguments.json_key, output, _workers(arguments), how
+    )
     for name, number in sorted(counts.items()):
         complain(f"{name:28} {number:>12,}")
     _say(f"{output}/*.jsonl.gz")

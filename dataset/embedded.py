@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
+from configs.errors import ConfigError
 from dataset import manifest
 from dataset.files import DatasetError, content_key, writing
 from dataset.manifest import Manifest
@@ -98,7 +99,7 @@ class Corpus:
             return None, ""
         try:
             found = manifest.read(folder / manifest.NAME)
-        except DatasetError as error:
+        except ConfigError as error:
             return None, str(error)
         if found.key != self.key:
             return None, f"{manifest.NAME} is of other contents"
@@ -166,7 +167,6 @@ class Corpus:
         counts = indexed.write(prefix, map(tokenizer.encode, documents), eod, tokenizer.vocab_size)
         files = [indexed.bin_path(prefix), indexed.idx_path(prefix), path]
         return Manifest(
-            schema_version=manifest.SCHEMA_VERSION,
             key=self.key,
             prefix=prefix.name,
             documents=counts.documents,

@@ -45,21 +45,20 @@ GPT2_MERGES = HubFile(
 )
 
 
-def hub_endpoint(given: str | None) -> str:
-    """Return where the hub is: the URL given, else the environment's, else the hub itself.
+def hub_endpoint() -> str:
+    """Return where the hub is: the environment's mirror, else the hub itself.
 
     Raises:
         DatasetError: It is no http or https URL.
     """
-    url = given or os.environ.get(ENDPOINT_VARIABLE) or HUB
+    url = os.environ.get(ENDPOINT_VARIABLE) or HUB
     try:
         parts = urlsplit(url)
         is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:  # brackets that are no address
         is_web = False
     if not is_web:
-        name = "--base-url" if given else f"${ENDPOINT_VARIABLE}"
-        raise DatasetError(f"{name} {url}: give a URL such as {HUB}")
+        raise DatasetError(f"${ENDPOINT_VARIABLE} {url}: give a URL such as {HUB}")
     return url.rstrip("/")
 
 

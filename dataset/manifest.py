@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from configs.files import write_json
+from configs.errors import ConfigError
+from configs.files import read_given_json, write_json
+from configs.table import Table
 from dataset.files import DatasetError, file_digest, writing
 
 NAME = "manifest.json"
-SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Table):
     """Contents of a manifest; the trainer reads ``vocab_size`` and ``eod``.
 
     The default corpus has one ``manifest.json`` in its folder. A pair of the user's own text has
     ``PREFIX.manifest.json``, and the first of a folder is copied to ``manifest.json`` as well.
     """
 
-    schema_version: int
+    schema_version: Literal[1] = 1
     key: str  # digest of the text, the settings and the versions that made this pair
     prefix: str  # name of the pair in this folder, without .bin and .idx
     documents: int
@@ -38,7 +36,7 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it in one step; the same contents give the same bytes."""
         with writing(path):
-            write_json(path, asdict(self))
+            write_json(path, self.model_dump())
 
     def publish(self, prefix: Path) -> None:
         """Write it for a pair of the user's own text, and for the trainer if it is the first."""
@@ -71,8 +69,8 @@ def raw(prefix: Path) -> dict[str, Any]:
     """
     for path in (path_of(prefix), prefix.parent / NAME):
         if path.exists():
-            found = _json_of(path)
-            if isinstance(found, dict) and found.get("prefix") == prefix.name:
+            found = _table(path)
+            if found.get("prefix") == prefix.name:
                 return found
     return {}
 
@@ -81,41 +79,28 @@ def find(prefix: Path) -> Manifest | None:
     """Return the manifest of a pair: its own, or its folder's when that is about it.
 
     Raises:
-        DatasetError: There is one, and it cannot be read.
+        ConfigError: There is one, and it cannot be read.
     """
     found = raw(prefix)
-    return _manifest(found, path_of(prefix)) if found else None
+    return Manifest.read(found, str(path_of(prefix))) if found else None
 
 
 def read(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        DatasetError: It is missing, is no JSON, or lacks a field.
+        ConfigError: It is missing, is no JSON, or a field is wrong.
     """
-    return _manifest(_json_of(path), path)
+    return Manifest.read(_table(path), str(path))
 
 
-def _json_of(path: Path) -> Any:  # noqa: ANN401
+def _table(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_given_json(path)
+    except ConfigError as error:
         raise DatasetError(
-            f"{path} cannot be read ({error}): get it again, or move it away if it is of other data"
+            f"{error}; get it again, or move it away if it is of other data"
         ) from error
-
-
-def _manifest(found: Any, path: Path) -> Manifest:  # noqa: ANN401
-    names = [field.name for field in fields(Manifest)]
-    if not isinstance(found, dict) or set(found) != set(names):
-        raise DatasetError(f"{path} does not have the fields {', '.join(names)}")
-    if found["schema_version"] != SCHEMA_VERSION:
-        raise DatasetError(
-            f"{path}: schema_version = {found['schema_version']!r}, this reads {SCHEMA_VERSION}"
-        )
-    if not isinstance(found["files"], dict):
-        raise DatasetError(f"{path}: field 'files' is not a table of file names")
-    return Manifest(**found)
 
 
 def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
@@ -129,7 +114,7 @@ def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
         return
     try:
         found = read(path)
-    except DatasetError as error:
+    except ConfigError as error:
         raise DatasetError(f"{error}: give the output a folder of its own") from error
     if (found.vocab_size, found.eod) != (vocab_size, eod):
         raise DatasetError(

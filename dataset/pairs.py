@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from dataset import indexed, manifest
 from dataset.files import DatasetError, content_key, require_writable, writing
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
-from dataset.tokenizer import Tokenizer, load
+from dataset.tokenizer import load
 
 SAMPLE_TOKENS = 128
 IDS_AT_ONCE = 1 << 22
@@ -27,20 +27,17 @@ class Inspection:
     manifest: Manifest | None
     """None for a pair that did not come from `prepare`: then only its structure is checked."""
     sample: str | None
-    """The beginning of one document; None without a tokenizer, or when the pair is damaged."""
+    """The beginning of one document; None without a manifest, or when the pair is damaged."""
     problems: list[str]
     """Damage, a sentence each."""
 
 
-def inspect_pair(
-    prefix: Path, sampled_document: int = 0, tokenizer: Tokenizer | None = None
-) -> Inspection:
+def inspect_pair(prefix: Path, sampled_document: int = 0) -> Inspection:
     """Look into a pair and check it.
 
     Args:
         prefix: Path without ``.bin`` and ``.idx``.
         sampled_document: The document whose beginning to decode, from 0.
-        tokenizer: What to decode with, for a pair that has none beside it.
 
     Raises:
         DatasetError: There is no such pair or no such document, or a file is not what its name
@@ -58,11 +55,9 @@ def inspect_pair(
             problems.append(damage)
         if not problems:
             problems += _content_problems(index, known)
-    if not problems and index.num_documents:
-        if known and not tokenizer:
-            tokenizer = load(prefix.parent / known.tokenizer)
-        if tokenizer:
-            sample = tokenizer.decode(index.document(sampled_document)[:SAMPLE_TOKENS].tolist())
+    if known and not problems and index.num_documents:
+        tokenizer = load(prefix.parent / known.tokenizer)
+        sample = tokenizer.decode(index.document(sampled_document)[:SAMPLE_TOKENS].tolist())
     return Inspection(index, known, sample, problems)
 
 
@@ -184,15 +179,15 @@ def _describe(first_prefix: Path, known: list[Manifest], output: Path, counts: C
         shutil.copyfile(first_prefix.with_name(first.tokenizer), tokenizer)
     files = [bin_path(output), idx_path(output), tokenizer]
     closed = all(one.settings.get("append_eod") for one in known)
-    made = replace(
-        first,
-        key=content_key({"merged": [one.key for one in known]}),
-        prefix=output.name,
-        documents=counts.documents,
-        tokens=counts.tokens,
-        text_bytes=sum(one.text_bytes for one in known),
-        tokenizer=tokenizer.name,
-        settings={"source": "merge", "append_eod": closed, "merged": [one.prefix for one in known]},
-        files={path.name: manifest.file_facts(path) for path in files},
-    )
-    made.publish(output)
+    merged = [one.prefix for one in known]
+    changes = {
+        "key": content_key({"merged": [one.key for one in known]}),
+        "prefix": output.name,
+        "documents": counts.documents,
+        "tokens": counts.tokens,
+        "text_bytes": sum(one.text_bytes for one in known),
+        "tokenizer": tokenizer.name,
+        "settings": {"source": "merge", "append_eod": closed, "merged": merged},
+        "files": {path.name: manifest.file_facts(path) for path in files},
+    }
+    first.model_copy(update=changes).publish(output)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.files import read_json, write_json
 from dataset import indexed, manifest
 from dataset.files import (
     LOCK_NAME,
@@ -35,7 +36,14 @@ from dataset.indexed import bin_path, idx_path
 from dataset.manifest import Manifest
 from dataset.pool import ordered
 from dataset.readers import Bad, Block, Reading, blocks
-from dataset.tokenizer import DEFAULT_VOCAB_SIZE, Choice, Tokenizer, load, required_eod
+from dataset.tokenizer import (
+    DEFAULT_VOCAB_SIZE,
+    TRAIN_BYTES,
+    Choice,
+    Tokenizer,
+    load,
+    required_eod,
+)
 
 # Raise it when the same text must give other parts or other files.
 FORMAT_VERSION = 2
@@ -58,7 +66,6 @@ class Job:
     output_prefix: Path  # absolute
     tokenizer: Choice
     append_eod: bool
-    bad_lines: Literal["skip", "fail"] = "skip"
     workers: int = 1
 
     @property
@@ -130,13 +137,12 @@ class Finished:
     """Parts that this call made."""
 
 
-def run(job: Job, say: Say, restart: bool = False) -> Finished:
+def run(job: Job, say: Say) -> Finished:
     """Do a job, or what is left of it.
 
     Args:
         job: What is asked for.
         say: Gets one line for each thing worth telling.
-        restart: Drop unfinished work of an earlier run.
 
     Raises:
         DatasetError: An input, an option or an output is in the way; parts stay where they are.
@@ -146,7 +152,7 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         if before := _finished_before(job):
             _clear(job.work_folder)
             return Finished(before, [], 0)
-        done = _claim(job, restart, say)
+        done = _claim(job, say)
         path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
         asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
@@ -186,7 +192,7 @@ def _finished_before(job: Job) -> list[Manifest]:
     return found
 
 
-def _claim(job: Job, restart: bool, say: Say) -> dict[int, Facts]:
+def _claim(job: Job, say: Say) -> dict[int, Facts]:
     """Return the parts that an earlier run of the same job finished; else begin anew.
 
     Work of other options is dropped when no part of it was finished: nothing is lost.
@@ -196,9 +202,8 @@ def _claim(job: Job, restart: bool, say: Say) -> dict[int, Facts]:
             job put there, or files that are none of its work have the names of the output.
     """
     folder, plan_path = job.work_folder, job.work_folder / PLAN_NAME
-    is_ours = plan_path.exists()
-    if is_ours and not restart:
-        changes = _changes(job, plan_path.read_text(encoding="utf-8", errors="replace"))
+    if plan_path.exists():
+        changes = _changes(job, read_json(plan_path))
         if not changes:
             if done := finished_parts(folder):
                 say(f"going on: {len(done):,} parts in {folder} are done")
@@ -206,25 +211,19 @@ def _claim(job: Job, restart: bool, say: Say) -> dict[int, Facts]:
         if any(folder.glob(f"*{PART}")):
             raise DatasetError(
                 f"{folder} holds unfinished work begun with other options "
-                f"({changes[0]}): give those again to go on, or --restart to drop it"
+                f"({changes[0]}): give those again to go on, or delete that folder"
             )
-        is_ours = False
-    if not is_ours:  # a run that was stopped while it joined leaves its plan
-        _require_free(job)
+    _require_free(job)
     _clear(folder)
-    unfinished = plan_path.with_suffix(UNFINISHED)
     with writing(plan_path):
-        unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(plan_path)
+        write_json(plan_path, job.plan())
     return {}
 
 
-def _changes(job: Job, earlier: str) -> list[str]:
-    try:
-        before = json.loads(earlier)
-        pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
-    except (ValueError, AttributeError):
+def _changes(job: Job, before: dict[str, Any]) -> list[str]:
+    if not before:
         return ["its plan cannot be read"]
+    pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
     names = {"input": "the input files then"}
     return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
 
@@ -241,10 +240,9 @@ def _require_free(job: Job) -> None:
 
 def _clear(folder: Path) -> None:
     """Empty a work folder of all but the lock; the plan last, so that it stays ours till then."""
-    ours = (PLAN_NAME, LOCK_NAME, "tokenizer.json", "tokenizer.model")
-    endings = (PART, UNFINISHED, ".bin", ".idx")
+    ours = (PLAN_NAME, f".{PLAN_NAME}", LOCK_NAME, "tokenizer.", "unfinished-")
     for path in folder.iterdir():
-        if not (path.name in ours or path.suffix in endings or path.name.startswith("unfinished-")):
+        if not (path.name.startswith(ours) or path.suffix in (PART, UNFINISHED)):
             raise DatasetError(f"{folder} is for unfinished work; what is {path.name} in it?")
     for path in folder.iterdir():
         if path.name not in (LOCK_NAME, PLAN_NAME):
@@ -253,8 +251,8 @@ def _clear(folder: Path) -> None:
 
 
 def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
-    say(f"learning the vocabulary from at most {job.tokenizer.train_bytes / MEGABYTE:,.0f} MB")
-    left = job.tokenizer.train_bytes
+    say(f"learning the vocabulary from at most {TRAIN_BYTES / MEGABYTE:,.0f} MB")
+    left = TRAIN_BYTES
     with closing(blocks(job.reading)) as all_blocks:
         for block in all_blocks:
             for record in block.records(job.reading.keys, []):
@@ -274,20 +272,12 @@ def _make_parts(job: Job, task: Task, done: dict[int, Facts]) -> dict[int, Facts
             if block.number not in done:
                 yield block
 
-    _require_no_bad(job, done.values())
     with closing(ordered(task.encode, missing(), job.workers)) as results:
         for facts in results:
             made[facts.number] = facts
-            _require_no_bad(job, [facts])
             bar.update(facts.consumed_bytes - bar.n)
     bar.close()
     return made
-
-
-def _require_no_bad(job: Job, some: Iterable[Facts]) -> None:
-    if job.bad_lines == "fail":
-        for bad in (bad for facts in some for bad in facts.bad):
-            raise DatasetError(f"{job.reading.words(bad)}; --bad-lines skip leaves such lines out")
 
 
 def _require_text(job: Job, facts: list[Facts]) -> None:
@@ -309,8 +299,8 @@ def _require_unchanged(job: Job) -> None:
             now = None
         if now is None or (now.st_size, now.st_mtime_ns) != (file.size_bytes, file.modified_ns):
             raise DatasetError(
-                f"{file.path} changed while it was read: run the same command with --restart when "
-                "nothing writes it any more"
+                f"{file.path} changed while it was read: delete {job.work_folder} and run the "
+                "same command again when nothing writes the file any more"
             )
 
 
@@ -429,17 +419,14 @@ def finished_parts(folder: Path) -> dict[int, Facts]:
     found = {}
     for path in sorted(folder.glob(f"*{PART}")):
         try:
-            with zipfile.ZipFile(path) as file:
-                is_whole = file.testzip() is None
-                num_arrays = len(file.namelist())
-            with np.load(path) as arrays:
+            with path.open("rb") as file, np.load(file) as arrays:
                 values = json.loads(arrays["record"].tobytes())
-            facts = Facts(**values | {"bad": [tuple(one) for one in values["bad"]]})
+                facts = Facts(**values | {"bad": [tuple(one) for one in values["bad"]]})
+                for name in (f"{n}-{key}" for n in ARRAYS for key in range(len(facts.text_bytes))):
+                    arrays[name]  # reading an array to its end holds it against its checksum
         except DAMAGE:
             continue
-        # Damage to the directory can hide an array, which no checksum tells.
-        is_whole = is_whole and num_arrays == 1 + len(ARRAYS) * len(facts.text_bytes)
-        if is_whole and path == part_path(folder, facts.number):
+        if path == part_path(folder, facts.number):
             found[facts.number] = facts
     return found
 
@@ -482,7 +469,6 @@ def _pair(job: Job, number: int, facts: Sequence[Facts], tokenizer: Tokenizer) -
             os.fsync(file.fileno())
         made.replace(path)
     return Manifest(
-        schema_version=manifest.SCHEMA_VERSION,
         key=job.key(),
         prefix=prefix.name,
         documents=counts.documents,

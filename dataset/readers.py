@@ -264,16 +264,11 @@ class Record:
     """By key: the document's sequences, one unless the file has it split into sentences."""
 
 
-@dataclass(frozen=True)
-class BadRecord:
-    """A record that cannot be used."""
+def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | str:  # noqa: ANN401
+    """Return the texts of a raw record, or why it cannot be used.
 
-    line: int
-    reason: str
-
-
-def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | BadRecord:  # noqa: ANN401
-    """Find the texts of a raw record; a plain text is that of the first key."""
+    A plain text is that of the first key.
+    """
     fields = content
     try:
         if form != "row":
@@ -282,14 +277,14 @@ def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | 
                 keys = keys[:1]
             fields = json.loads(text) if form == "json" else {keys[0]: text}
     except UnicodeDecodeError as error:
-        return BadRecord(line, f"not UTF-8: {error.reason} at byte {error.start}")
+        return f"not UTF-8: {error.reason} at byte {error.start}"
     except (ValueError, RecursionError) as error:
-        return BadRecord(line, f"not JSON: {error}")
+        return f"not JSON: {error}"
     if not isinstance(fields, dict):
-        return BadRecord(line, f"not an object but {type(fields).__name__}")
+        return f"not an object but {type(fields).__name__}"
     for key in keys:
         if reason := _wrong(key, fields):
-            return BadRecord(line, reason)
+            return reason
     values = {key: fields[key] for key in keys}
     return Record(line, fields, {k: v if isinstance(v, list) else [v] for k, v in values.items()})
 
@@ -324,8 +319,8 @@ class Block:
         """Yield the records that can be used, and add the others to ``bad``."""
         for file, line, form, content in self.raw:
             found = parse(line, form, content, keys)
-            if isinstance(found, BadRecord):
-                bad.append((file, found.line, found.reason))
+            if isinstance(found, str):
+                bad.append((file, line, found))
             else:
                 yield found
 

@@ -35,7 +35,8 @@ SMALLEST_VOCABULARY = 257
 # space, whose last blank goes to the word that follows. Possessive where backing off cannot help.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 DEFAULT_VOCAB_SIZE = 32_000
-DEFAULT_TRAIN_BYTES = 256 << 20
+TRAIN_BYTES = 256 << 20
+"""Text to learn a vocabulary from, from the beginning of the input."""
 NAMES = ("gpt2-bpe", "sentencepiece", "train-bpe")
 # Megatron's names mean the same.
 MEGATRON_NAMES = {
@@ -249,8 +250,6 @@ class Choice:
     model: Path | None = None
     vocab_size: int | None = None
     """Entries of a vocabulary that is learnt."""
-    train_bytes: int = DEFAULT_TRAIN_BYTES
-    """Text to learn it from, from the beginning of the input."""
 
     @property
     def learns(self) -> bool:
@@ -292,7 +291,7 @@ class Choice:
             return {
                 "name": self.name,
                 "vocab_size": self.vocab_size or DEFAULT_VOCAB_SIZE,
-                "train_bytes": self.train_bytes,
+                "train_bytes": TRAIN_BYTES,
             }
         files = [path for path in (self.vocab_file, self.merge_file, self.model) if path]
         return {

@@ -42,7 +42,7 @@ def _parser() -> Parser:
     one = commands.add_parser("guide", help="write docs/guide.md anew")
     one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
-    one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
+    one.add_argument("file", type=Path, metavar="FILE", help="the configuration")
     ranks = "data-parallel ranks, to check batches"
     one.add_argument("--ranks", type=count, metavar="N", help=ranks)
     add_json(one)
@@ -62,8 +62,7 @@ def _explain(given: argparse.Namespace) -> int:
     if given.fix:
         result, changes = fixed(document.table, found)
         changes += ["written as strict JSON, each key once"] if document.notes else []
-        path = Path("standard-input.json" if given.file == "-" else given.file)
-        copy = path.with_name(f"{path.stem}.fixed.json")
+        copy = given.file.with_name(f"{given.file.stem}.fixed.json")
         if changes:
             write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
         changes.append(str(copy) if changes else "nothing to mend")

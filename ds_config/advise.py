@@ -19,7 +19,7 @@ from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
 from deep_optimizer_states.predict.memory import GIB, Peaks, peaks_of
-from deep_optimizer_states.predict.model import Model, load_model, model_names
+from deep_optimizer_states.predict.model import CountedModel, Model, load_model, model_names
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
 from ds_config.document import write_new
@@ -54,9 +54,7 @@ class Room:
 class Task:
     """A model, and how it is to be trained."""
 
-    architecture: Model
-    shape: Model | None
-    """The model for the performance model; None where it does not know such a model."""
+    model: Model
     sequence: int
     """Tokens a sample."""
     micro_batch: int
@@ -142,7 +140,9 @@ def advise(given: argparse.Namespace) -> int:
 
 
 def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
-    architecture, shape = _model(given.model)
+    path = Path(given.model)
+    path = path / "config.json" if path.is_dir() else path
+    model = read_config(path) if path.suffix == ".json" else load_model(given.model)[0]
     machine = load_machine(given.machine) if given.machine else None
     device = None if machine is None else machine.device_memory_bytes
     host = None if machine is None else machine.host_memory_bytes
@@ -153,32 +153,9 @@ def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
         raise ConfigError("--machine is missing: name a profile, or give --gpu-memory and "
                           "--host-memory in GiB")  # fmt: skip
     node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
-    sequence = given.sequence_length or architecture.seq_length
-    task = Task(architecture, shape, sequence, given.micro_batch, given.dtype)
+    sequence = given.sequence_length or model.seq_length
+    task = Task(model, sequence, given.micro_batch, given.dtype)
     return task, Room(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
-
-
-def _model(name: str) -> tuple[Model, Model | None]:
-    path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
-    if path.suffix != ".json":
-        shape = load_model(name)[0]
-        return shape, shape
-    architecture = read_config(path)
-    table = json.loads(path.read_text(encoding="utf-8"))
-    sizes = {"num_attention_heads", "intermediate_size"}
-    if table.get("model_type") not in ("llama", "mistral") or not sizes <= table.keys():
-        return architecture, None
-    heads = table["num_attention_heads"]
-    shape = Model(
-        architecture.name, architecture.hidden, table["intermediate_size"],
-        architecture.layers, heads, table.get("num_key_value_heads") or heads,
-        architecture.seq_length, architecture.vocab_size,
-    )  # fmt: skip
-    # The performance model has no biases, no tied embeddings and heads of the usual size.
-    near = abs(shape.numel - architecture.numel) < 0.01 * architecture.numel
-    return architecture, shape if near else None
 
 
 def notes_of(rung: Rung, room: Room) -> list[str]:
@@ -211,17 +188,12 @@ def _nearest(rungs: list[Rung], room: Room) -> str:
 def _as_json(rungs: list[Rung], best: int | None, notes: list[str], task: Task) -> dict[str, Any]:
     return {
         "predicted": True,
-        "parameters": task.architecture.numel,
+        "parameters": task.model.numel,
         "rungs": [
             {
                 "name": rung.name,
                 "device_bytes": int(rung.peaks.device_bytes),
                 "host_bytes": int(rung.peaks.host_bytes),
-                **{
-                    f"{phase}_{place}_bytes": int(getattr(peak, f"{place}_bytes"))
-                    for phase, peak in _phases(rung)
-                    for place in ("device", "host")
-                },
                 "fits": rung.fits,
                 "short_bytes": {name: int(short) for name, short in rung.short_bytes.items()},
                 "iteration_s": rung.iteration_s,
@@ -236,12 +208,8 @@ def _as_json(rungs: list[Rung], best: int | None, notes: list[str], task: Task) 
     }
 
 
-def _phases(rung: Rung) -> list[tuple[str, Any]]:
-    return [(name, getattr(rung.peaks, name)) for name in ("load", "train", "save")]
-
-
 def _as_text(rungs: list[Rung], best: int | None, notes: list[str], task: Task, room: Room) -> str:
-    model = task.architecture
+    model = task.model
     ranks = f"{room.gpus} rank{'s'[: room.gpus > 1]}"
     gpu = f"{room.device_bytes / GIB:.0f} GiB a GPU" if room.device_bytes else "no GPU"
     lines = [
@@ -254,7 +222,7 @@ def _as_text(rungs: list[Rung], best: int | None, notes: list[str], task: Task, 
     for idx, rung in enumerate(rungs):
         cells = "".join(
             f"{peak.device_bytes / GIB:7.1f}{peak.host_bytes / GIB:6.1f}"
-            for _, peak in _phases(rung)
+            for peak in (rung.peaks.load, rung.peaks.train, rung.peaks.save)
         )
         seconds = "unknown" if rung.iteration_s is None else f"{rung.iteration_s:.2f} s"
         mark = "<- taken" if idx == best else "" if rung.fits else "does not fit"
@@ -350,7 +318,7 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
 def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
     workload = workload_of_json(
         config,
-        task.architecture,
+        task.model,
         dp=room.gpus,
         sequence_length=task.sequence,
         activation_checkpointing=checkpointing,
@@ -376,7 +344,7 @@ def _no_time(config: dict[str, Any], task: Task, room: Room) -> str:
     knows = "the performance model knows"
     reasons = (
         (room.machine is None, "memory alone is given: name a profile with --machine"),
-        (task.shape is None, f"{knows} the shipped models and Llama's kind alone"),
+        (isinstance(task.model, CountedModel), f"{knows} megatron-core's models alone"),
         (zero["stage"] != 3, f"{knows} ZeRO stage 3 alone"),
         ("nvme" in places, "the performance model has no rate of a disk"),
         (places == [None, "cpu"], f"{knows} parameter offload beside optimizer offload alone"),
@@ -388,10 +356,9 @@ def _no_time(config: dict[str, Any], task: Task, room: Room) -> str:
 
 def _seconds(config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> float:
     zero = config["zero_optimization"]
-    assert task.shape
     assert room.machine
     workload = Workload(
-        task.shape,
+        task.model,
         None if "deep_optimizer_states" in config else STOCK,
         dp=room.gpus,
         micro_batch_size=config["train_micro_batch_size_per_gpu"],

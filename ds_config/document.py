@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,21 @@ class Document:
     """A configuration as it was written."""
 
     source: str
-    """Its path, or ``standard input``."""
+    """Its path."""
     table: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     """Oddities over which other readers of JSON would stumble."""
 
 
-def read_config(path: str) -> Document:
-    """Read a configuration, from standard input for ``-``.
+def read_config(path: Path) -> Document:
+    """Read a configuration, comments and trailing commas too.
 
     Raises:
         ConfigError: it cannot be read, or is no object of JSON.
     """
-    source = "standard input" if path == "-" else path
+    source = str(path)
     try:
-        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
-            data = file.read()
-        text = data.decode("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

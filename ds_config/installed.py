@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import inspect
 import json
 import logging
 import re
@@ -30,8 +29,6 @@ LOADER = "(DeepSpeed)"
 """Key of a refusal of DeepSpeed's loader that names none."""
 _MARK = "(path)"
 """A key that tells a model which block of the configuration it is made of."""
-_ADAM_WORDS = {"torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach", "max_grad_norm"}
-"""Parameters of Adam that DeepSpeed takes out before it makes the optimizer, or refuses itself."""
 
 
 class _Block(dict[str, Any]):
@@ -222,44 +219,32 @@ def _of_loader(table: Mapping[str, Any]) -> Iterator[Refusal]:
 
 def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Refusal]:
     import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
-    name, params = _kind_and_params(table, "optimizer")
-    if not name:
+    name = _block(table, "optimizer").get("type")
+    if not isinstance(name, str) or name == "auto":
         return
     made, is_own = getattr(torch.optim, name, None), name.lower() in DEEPSPEED_OPTIMIZERS
     if not is_own and not isinstance(made, type):
-        yield _no_such("optimizer", name, [*DEEPSPEED_OPTIMIZERS, *_classes(torch.optim)])
+        known = [*DEEPSPEED_OPTIMIZERS, *_classes(torch.optim)]
+        yield _no_such("optimizer", name, known, "give AdamW")
         return
     is_tested = made in ZERO_SUPPORTED_OPTIMIZERS if not is_own else name.lower() != "lamb"
     is_allowed = table.get("zero_allow_untested_optimizer") is True
     if _block(table, "zero_optimization").get("stage") and not is_tested and not is_allowed:
         remedy = "set zero_allow_untested_optimizer to true at the top level, or give AdamW"
         yield "optimizer.type", f"= {name!r} is refused under ZeRO as untested", remedy
-    kinds: list[Any] = [] if is_own else [made]
-    if name.lower() in ("adam", "adamw"):  # which is made follows from stage and device
-        kinds = [torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam]
-        params = {word: value for word, value in params.items() if word not in _ADAM_WORDS}
-    yield from _of_arguments("optimizer", name, kinds, params)
 
 
 def _of_scheduler(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from deepspeed.runtime import lr_schedules
     from torch.optim import lr_scheduler
 
-    name, params = _kind_and_params(table, "scheduler")
-    if not name:
-        return
-    made = getattr(lr_schedules, name, getattr(lr_scheduler, name, None))
-    if not isinstance(made, type):
-        known = [*lr_schedules.VALID_LR_SCHEDULES, *_classes(lr_scheduler)]
-        yield _no_such("scheduler", name, known)
-    elif "params" not in table["scheduler"]:
-        yield "scheduler.params", "is missing", "give it, {} where nothing is to be set"
-    else:
-        yield from _of_arguments("scheduler", name, [made], params)
+    name = _block(table, "scheduler").get("type")
+    known = [*lr_schedules.VALID_LR_SCHEDULES, *_classes(lr_scheduler)]
+    if isinstance(name, str) and name not in ("auto", *known):
+        yield _no_such("scheduler", name, known, "leave it out")
 
 
 def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -267,46 +252,15 @@ def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return block if isinstance(block, Mapping) else {}
 
 
-def _kind_and_params(table: Mapping[str, Any], name: str) -> tuple[str, Mapping[str, Any]]:
-    block = _block(table, name)
-    kind = block.get("type")
-    is_named = isinstance(kind, str) and kind != "auto"
-    return str(kind) if is_named else "", _block(block, "params")
-
-
 def _classes(module: object) -> list[str]:
     return [name for name, kind in vars(module).items() if isinstance(kind, type)]
 
 
-def _no_such(block: str, name: str, known: Iterable[str]) -> Refusal:
-    near = _near(name, known, "give AdamW" if block == "optimizer" else "leave it out")
-    return f"{block}.type", f"= {name!r} is no {block} of this DeepSpeed or torch", near
-
-
-def _of_arguments(
-    block: str, name: str, kinds: Iterable[Any], params: Mapping[str, Any]
-) -> Iterator[Refusal]:
-    """Refuse arguments that none of the kinds takes, in the words of the first."""
-    problems = []
-    for kind in kinds:
-        signature = inspect.signature(kind)
-        try:
-            signature.bind(None, **params)
-            return
-        except TypeError as error:  # "got an unexpected keyword argument 'lrr'"
-            problems.append((str(error).split("'")[1], signature.parameters))
-    for word, known in problems[:1]:
-        if word in params:
-            yield f"{block}.params.{word}", f"is no parameter of {name}", _near(word, known)
-        else:
-            yield f"{block}.params.{word}", f"is missing, and {name} needs it", "give it"
-
-
-def _near(name: str, known: Iterable[str], otherwise: str = "leave it out") -> str:
-    """Return the remedy for a name that is not known: the nearest one, whatever its case."""
+def _no_such(block: str, name: str, known: Iterable[str], otherwise: str) -> Refusal:
     by_lower = {one.lower(): one for one in sorted(known, reverse=True)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
-    return f"did you mean {by_lower[near[0]]}?" if near else otherwise
+    remedy = f"did you mean {by_lower[near[0]]}?" if near else otherwise
+    return f"{block}.type", f"= {name!r} is no {block} of this DeepSpeed or torch", remedy
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ def _code(point: Point, options: RunOptions) -> dict[str, Any]:
     settings = [
         trainer.ds_config(point),
         program.arguments,
-        trainer.environment(point) | point.row_environment,
+        trainer.environment(point),
         [row.model_dump() for row in beside],
     ]
     entries = [program.name, *(row.module for row in beside), launchers.__name__]
@@ -301,7 +301,7 @@ def start_of(
     environment = launcher.environment(os.environ, point.num_ranks, port)
     if options.tensorboard:
         environment[TENSORBOARD_VARIABLE] = "1"
-    environment |= trainer.environment(point) | point.row_environment
+    environment |= trainer.environment(point)
     return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 

@@ -58,7 +58,6 @@ def settings_key(point: Point) -> str:
         rows = point.study.companions.values()
         settings["study"] = {
             "patches": patches(point),
-            "environment": point.row_environment,
             "companions": [row.model_dump() for row in rows if point.value(row.field)],
         }
     return _digest(settings)

@@ -58,7 +58,7 @@ def _lines(study: dict[str, Any]) -> Iterator[str]:
     yield "  points (python -m launch.run NAME)"
     for name, path in sorted(study["files"]["points"].items()):
         yield f"    {name:24} {', '.join(f'{key} {value}' for key, value in _toml(path).items())}"
-    yield "  engines (--engines NAME,NAME:field=value)"
+    yield "  engines (--engines NAME,NAME)"
     for name, engine in study.get("engines", {}).items():
         notes = ["the reference"] if name == study.get("reference") else []
         notes += [f"needs {need}" for need in engine.get("needs", ())]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError, explain
-from configs.schema import Point, read_toml
+from configs.files import read_toml
+from configs.schema import Point
 from configs.study import Study
 from launch import cli, fit
 from launch.data import with_data

@@ -169,7 +169,7 @@ def build_parser(study: Study) -> Parser:
     cli.add_study_option(what)
     what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
     switch("--all", help="every sweep of the study, one after the other")
-    what.add_argument("--engines", metavar="A,B:FIELD=V", help="in place of the sweep's engines")
+    what.add_argument("--engines", metavar="A,B", help="in place of the sweep's engines")
     only = "name, part of it or pattern"
     what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
     index = "the N-th point alone, from 1, as a task of a job array does"

@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["hub", "processes", "web_site"]
+pytest_plugins = ["hub", "processes"]
 
 # The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))

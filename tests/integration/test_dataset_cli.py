@@ -82,21 +82,6 @@ def test_a_second_call_finds_it_without_torch(built):
     assert "from the cache" in done.stderr
 
 
-def test_inspect_passes_on_it_and_finds_damage(built, tmp_path):
-    _, prefix, _ = built
-    done = run("inspect", prefix)
-    assert done.returncode == 0, done.stderr
-    assert "checks      all passed" in done.stdout
-    for name, content in files_of(prefix).items():
-        (tmp_path / name).write_bytes(content)
-    damaged = tmp_path / prefix.name
-    raw = damaged.with_name(damaged.name + ".bin").read_bytes()
-    damaged.with_name(damaged.name + ".bin").write_bytes(raw[:-2])
-    done = run("inspect", damaged)
-    assert done.returncode == 1
-    assert "DAMAGED" in done.stdout
-
-
 def test_megatrons_gpt_dataset_serves_the_text_in_whole_samples(built, tmp_path):
     _, prefix, _ = built
     facts = json.loads((prefix.parent / "manifest.json").read_text())

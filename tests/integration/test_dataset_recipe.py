@@ -1,4 +1,4 @@
-"""Addresses to training text by Megatron's OpenWebText recipe, as a user types it."""
+"""Pages to training text by Megatron's OpenWebText recipe, as a user types it."""
 
 import gzip
 import json
@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 from processes import wait_for
-from web_site import Reply
 
 if "CI" not in os.environ:
     pytest.importorskip("datatrove")
-    pytest.importorskip("trafilatura")
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCES = (
@@ -59,81 +57,77 @@ def run(*arguments):
     return counts, [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def test_the_recipe_from_addresses_to_training_text(open_site, tmp_path):
-    site = open_site()
-    # A known evaluation question in the middle of a text, and another in all of ten texts.
-    common = "It is said that all of this happened a very long time ago in another country."
-    texts = [f"{article(n)} {common} {article(n + 50)}" for n in range(10)]
-    texts[3] = f"{article(3)} {TASK} {article(53)}"
+def pages(folder, texts):
+    """Write one file a page, as trafilatura does."""
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        page = {"text": text, "source": f"http://example.org/{number}"}
+        (folder / f"{number:02}.json").write_text(json.dumps(page))
+    return folder / "*.json"
+
+
+def test_the_recipe_from_pages_to_training_text(tmp_path):
+    texts = [article(n) for n in range(10)]
+    texts[3] = f"{article(3)} {TASK.upper()} {article(53)}"
     texts += [
         texts[0].replace("again", "anew", 1),
         article(60, 4),
         "Der Hund schläft im Haus. " * 60,
     ]
-    texts += [f"{article(77)} {common} {article(78)}"]
-    urls = [site.text(f"/{n}", text) for n, text in enumerate(texts)]
-    urls += [urls[0], f"{site.url}/picture.jpg", "https://www.youtube.com/watch?v=1"]
-    (tmp_path / "list.txt").write_text("\n".join(urls))
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": [TASK, common]}))
-
-    def step(name, source, output, *more):
-        return run(name, "--input", tmp_path / source, "--output", tmp_path / output, *more)
-
-    counts, _ = step("urls", "list.txt", "urls")
-    assert (counts["read"], counts["written"]) == (17, 14)
-    asking = ("--user-agent", "tester/1.0", "--host-delay", "0")
-    counts, pages = step("download", "urls/*.jsonl.gz", "pages", *asking)
-    assert counts == {"read": 14, "written": 14, "bad lines": 0}
-    assert sorted(page["url"] for page in pages) == sorted(urls[:14])
-    counts, kept = step("clean", "pages/*.jsonl.gz", "kept")
-    assert (counts["written"], counts["dropped: near-duplicate"]) == (11, 1)
-    assert (counts["dropped: too short"], counts["dropped: language"]) == (1, 1)
-    assert step("clean", "pages/*.jsonl.gz", "kept") == (counts, kept)  # found, not repeated
-    _, mixed = step("shuffle", "kept/*.jsonl.gz", "mixed.jsonl.gz", "--seed", "1234")
-    assert sorted(map(repr, mixed)) == sorted(map(repr, kept))
+    source = pages(tmp_path / "pages", texts)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": ["What is it?", TASK]}))
+    cleaning = ("clean", "--input", source, "--output", tmp_path / "kept")
+    counts, kept = run(*cleaning)
+    assert counts == {
+        "read": 13, "bad lines": 0, "dropped: language": 1, "dropped: too short": 1,
+        "dropped: near-duplicate": 1, "written": 10,
+    }  # fmt: skip
+    assert {page["source"] for page in kept} < {f"http://example.org/{n}" for n in range(11)}
+    assert run(*cleaning) == (counts, kept), "it is found, not repeated"
     evaluation = ("--evaluation", tmp_path / "tasks.jsonl", "--evaluation-keys", "question")
-    counts, trained = step("decontaminate", "mixed.jsonl.gz", "train", *evaluation)
-    assert (counts["read"], counts["contaminated"], counts["written"]) == (11, 1, 12)
-    (split,) = [record["id"] for record in mixed if TASK in record["text"]]
-    ids = [name for record in mixed for name in
-           ([f"{split}-0", f"{split}-1"] if record["id"] == split else [record["id"]])]  # fmt: skip
-    assert [record["id"] for record in trained] == ids
-    assert not any(TASK in record["text"] for record in trained)
-    assert sum(common in record["text"] for record in trained) == 10
-    for piece in (record["text"] for record in trained if record["id"].startswith(f"{split}-")):
-        assert piece.endswith((".", "?"))
+    source = tmp_path / "kept" / "*.jsonl.gz"
+    counts, trained = run(
+        "decontaminate", "--input", source, "--output", tmp_path / "train", *evaluation
+    )
+    assert counts == {"read": 10, "bad lines": 0, "dropped: contaminated": 1, "written": 9}
+    assert trained == [page for page in kept if TASK.upper() not in page["text"]]
 
 
-def test_a_killed_download_goes_on_with_the_hosts_that_are_missing(open_site, tmp_path):
-    """Tasks run in order; the host of the second one does not answer until the first is done."""
-    from dataset.web import DOWNLOAD_TASKS, _host_number
-
-    by_task = {}
-    while len(by_task) < 2:
-        site = open_site()
-        by_task.setdefault(_host_number(site.url + "/") % DOWNLOAD_TASKS, site)
-    first, second = (by_task[task] for task in sorted(by_task))
-    urls = [site.text("/page", article(number)) for number, site in enumerate((first, second))]
-    (tmp_path / "urls.txt").write_text("\n".join(urls))
-    second.put("/page", Reply(headers={"Content-Type": "text/html"}, drips=True))
+def test_a_killed_clean_goes_on_with_the_tasks_that_are_missing(tmp_path):
+    """The task of the second file waits for ever, so that the first is done by then."""
+    source, texts = tmp_path / "pages", [article(number) for number in range(2)]
+    pages(source, texts)
     given = command(
-        "download", "--input", tmp_path / "urls.txt", "--output", tmp_path / "out",
-        "--user-agent", "tester/1.0", "--host-delay", "0", "--workers", "1",
-    )  # fmt: skip
-    with subprocess.Popen(given, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        "clean", "--input", source / "*.json", "--output", tmp_path / "out", "--workers", "1"
+    )
+    second, done = source / "01.json", tmp_path / "out" / "logs" / "clean" / "completions"
+    (tmp_path / "sitecustomize.py").write_text(WAITING.format(str(second)))
+    with subprocess.Popen(
+        given, cwd=ROOT, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    ) as process:
         try:
-            wait_for(lambda: "/page" in second.asked or process.poll() is not None)
+            wait_for(lambda: (done / "00000").exists() or process.poll() is not None)
         finally:
             os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not list((tmp_path / "out").glob("*.jsonl.gz"))
-    second.text("/page", article(1))
+    first = (done / "00000").stat().st_mtime_ns
     counts, records = run(*given[3:])
-    assert counts == {"read": 2, "written": 2, "bad lines": 0}
-    assert {record["url"] for record in records} == set(urls)
-    assert first.asked == ["/robots.txt", "/page"]
-    assert second.asked == ["/robots.txt", "/page"] * 2
-    done = subprocess.run(
-        [*given, "--json-key", "text"], cwd=ROOT, capture_output=True, text=True, check=False
+    assert (counts["read"], counts["written"]) == (2, 2)
+    assert {record["text"] for record in records} == set(texts)
+    assert (done / "00000").stat().st_mtime_ns == first
+    other = subprocess.run(
+        [*given, "--min-words", "5"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, "this with other options" in done.stderr) == (2, True)
+    assert (other.returncode, "this with other options" in other.stderr) == (2, True)
+
+
+WAITING = """
+import pathlib, threading
+real = pathlib.Path.open
+def waiting(path, *words, **more):
+    if str(path) == {0!r}:
+        threading.Event().wait()
+    return real(path, *words, **more)
+pathlib.Path.open = waiting
+"""

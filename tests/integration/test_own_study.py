@@ -50,7 +50,6 @@ ds_config = { zero_optimization = { overlap_comm = false } }
 title = "beside backward"
 tag = "O"
 description = "Gradients are reduced while backward goes on."
-environment = { STUDY_SAYS = "{bucket_numel}" }
 ds_config = { zero_optimization = { overlap_comm = true } }
 
 [engines.elsewhere]

@@ -29,11 +29,6 @@ def test_an_engine_given_replaces_the_tables(overrides, engine, stride):
     assert (point.engine, point.stride) == (engine, stride)
 
 
-def test_other_fields_replace_theirs():
-    point = laid({"model": "tiny", "iterations": 3}, iterations="9", lr="1e-3")
-    assert (point.iterations, point.lr) == (9, 1e-3)
-
-
 def test_a_models_field_changes_that_field_alone():
     layers = {"model.layers": "2"}
     point = laid({"model": "7B"}, **layers)

@@ -55,21 +55,6 @@ def test_rows_of_the_plugin_are_checked_by_its_own_config():
     assert (resident.policy, resident.ratio) == ("ratio", 0.0)
 
 
-def test_one_row_synchronises_deepspeeds_timer_and_one_leaves_it_to_the_plugin():
-    found = configs()
-    shipped, timed = (found[engine, True][1] for engine in ("dynamic", "dynamic-timer"))
-    assert timed.pop("timers") == {"throughput": {"synchronized": True}}
-    assert timed == shipped
-
-
-def test_rows_that_round_otherwise_are_not_expected_to_be_equal_and_deepcompile_moves_state():
-    inexact = {name for name, row in PEERS.engines.items() if not row.exact}
-    assert inexact == {"superoffload", "zenflow", "deepcompile"}
-    _, config = configs()["deepcompile", False]
-    assert config["compile"] == {"deepcompile": True, "offload_opt_states": True}
-    assert config["zero_optimization"]["offload_optimizer"]["device"] == "none"
-
-
 @pytest.mark.parametrize(
     ("engine", "free_gib", "place"),
     [("deepcompile", 24, "GPU memory"), ("deepcompile", 80, ""), ("zenflow", 4, "")],
@@ -77,7 +62,7 @@ def test_rows_that_round_otherwise_are_not_expected_to_be_equal_and_deepcompile_
 def test_memory_of_a_row_is_known_or_it_is_let_through(engine, free_gib, place):
     point = make_point({"model": "1.3B", "dp": 1, "engine": engine, "device": "cuda"}, study=PEERS)
     lines = shortages(point, Machine(400 * GIB, (free_gib * GIB,)), OWN_TRAINER)
-    assert [place] if place else lines == []
+    assert len(lines) == bool(place)
     assert all(place in line for line in lines)
 
 

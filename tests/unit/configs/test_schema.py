@@ -1,12 +1,12 @@
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from configs.errors import ConfigError
-from configs.schema import Model, batch_problem, read_toml
-from configs.study import STUDIES_DIR, default_study, make_point, study_names
+from configs.files import read_toml
+from configs.schema import Model, batch_problem
+from configs.study import default_study, make_point
 from parse.log import settings_from_name
 
 STUDY = default_study()
@@ -29,22 +29,12 @@ def test_parameter_counts_are_the_published_ones(name, published):
 def test_the_papers_ten_models_and_tiny_are_there():
     papers = ["1.3B", "3B", "7B", "8.3B", "10B", "13B", "20B", "30B", "40B", "70B"]
     assert STUDY.model_names() == ["tiny", *papers]
-
-
-@pytest.mark.parametrize("name", STUDY.model_names())
-def test_every_model_makes_a_point_by_its_own_defaults(name):
-    point = make_point({"model": name})
-    assert (point.model.name, point.accumulation >= 1) == (name, True)
+    assert all(make_point({"model": name}).accumulation >= 1 for name in STUDY.model_names())
 
 
 @pytest.mark.parametrize("path", sorted(STUDY.files("points").values()), ids=str)
 def test_every_shipped_point_is_valid(path):
     assert make_point(read_toml(path)).num_ranks >= 1
-
-
-def test_every_toml_lies_in_a_folder_with_a_test():
-    folders = {path.parent.name for path in STUDIES_DIR.rglob("*.toml")}
-    assert folders == {"models", "points", "sweeps", *study_names()}
 
 
 def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():
@@ -73,11 +63,9 @@ def test_a_log_name_tells_stages_and_links_apart():
     ("name", "engine"),
     [
         ("vanilla", "vanilla"),
-        ("ZeRO3 offload", "vanilla"),
         ("async_gradients", "async-gradients"),
         ("A", "async-gradients"),
         ("deep optimizer states", "hybrid"),
-        ("interleaved", "hybrid"),
     ],
 )
 def test_an_engine_has_many_names(name, engine):
@@ -91,7 +79,6 @@ def test_an_engine_has_many_names(name, engine):
         ({}, "field 'model' is missing"),
         ({"model": "7"}, "unknown model '7': did you mean '7B'"),
         ({"model": 7}, "unknown model '7': did you mean '7B'"),
-        ({"model": "../models/7B"}, "unknown model"),
         ({"model": "tiny", "strid": 2}, "unknown field 'strid': did you mean 'stride'"),
         ({"model": "tiny", "iterations": 0}, "'iterations' = 0: .*greater than 0"),
         ({"model": "tiny", "lr": float("inf")}, "'lr' = inf"),
@@ -102,7 +89,6 @@ def test_an_engine_has_many_names(name, engine):
         ({"model": "tiny", "dp": 3}, "global_batch_size 4 is not a multiple .* dp 3"),
         ({"model": "tiny", "tp": 3}, "heads 8 cannot be split over tp 3"),
         ({"model": "tiny", "min_lr": 1.0}, "min_lr 1.0 is above lr"),
-        ({"model": "tiny", "seed": 2**32}, "'seed' = 4294967296"),
         ({"model": "tiny", "split": "all"}, "'split' = 'all'"),
         ({"model": "tiny", "accumulation": "x"}, "'accumulation' = 'x': .* integer"),
         ({"model": "tiny", "accumulation": 0}, "'accumulation' = 0: .*greater than 0"),
@@ -111,13 +97,7 @@ def test_an_engine_has_many_names(name, engine):
         ({"model": {"nam": "a"}}, "unknown field 'model.nam'"),
         ({"model": "tiny", "dtype": "fp8"}, "'dtype' = 'fp8': .*'bf16', 'fp16' or 'fp32'"),
         ({"model": "tiny", "zero_stage": 4}, "'zero_stage' = 4"),
-        ({"model": "tiny", "offload_optimizer": "nvme"}, "'offload_optimizer' = 'nvme': .*'cpu'"),
-        ({"model": "tiny", "offload_param": "nvme"}, "'offload_param' = 'nvme': .*'none' or 'c"),
-        ({"model": "tiny", "pp": 0}, "'pp' = 0"),
         ({"model": "tiny", "eval_interval": -1}, "'eval_interval' = -1"),
-        ({"model": "tiny", "eval_iterations": 0}, "'eval_iterations' = 0"),
-        ({"model": "tiny", "save_interval": -1}, "'save_interval' = -1"),
-        ({"model": {"architecture": "bert"}}, "'model.architecture' = 'bert'"),
     ],
 )
 def test_a_wrong_point_says_what_is_wrong_in_one_line(table, message):
@@ -127,15 +107,13 @@ def test_a_wrong_point_says_what_is_wrong_in_one_line(table, message):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
-        read_toml(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_toml(tmp_path)
+    path = tmp_path / "bad.toml"
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_toml(path)
     for content in (b"a = ", b"\xff"):
-        path = tmp_path / "bad.toml"
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="not valid TOML"):
-            read_toml(Path(path))
+            read_toml(path)
 
 
 def test_tensor_parallel_ranks_pad_the_vocabulary_further():

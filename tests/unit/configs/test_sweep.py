@@ -132,7 +132,6 @@ def _toml(value):
         ({"grid": {"dp": [0]}}, "'dp' = 0"),
         ({"point": {"device": "gpu"}}, "device"),
         ({"grid": {"model": ["7"]}, "engines": THREE}, "did you mean '7B'"),
-        ({"grid": {"seed": list(range(6000))}}, "more than 10000 points"),
         ({"exclude": [{"model": "tiny"}]}, "every point is excluded"),
     ],
 )

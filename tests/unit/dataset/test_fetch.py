@@ -31,11 +31,6 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr("huggingface_hub.file_download.time", clock)
 
 
-def files_in(folder):
-    """What was fetched; the client's own notes are small."""
-    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000]
-
-
 @pytest.fixture
 def site(hub):
     hub.files[PATH] = CONTENT
@@ -54,15 +49,6 @@ def test_a_file_is_fetched_once(site, tmp_path):
     assert get(site, tmp_path) == (CONTENT, [f"fetching {site.url}/{PATH}"])
     assert get(site, tmp_path)[0] == CONTENT
     assert [method for method, _ in site.asked].count("GET") == 1
-
-
-def test_a_connection_that_stays_broken_leaves_no_file(site, tmp_path):
-    site.break_off_after = [100_000, *[0] * 9]
-    with pytest.raises(DatasetError, match=rf"cannot get {site.url}/{PATH} \(.+\)\.\nWithout"):
-        get(site, tmp_path)
-    assert files_in(tmp_path) == []
-    site.break_off_after.clear()
-    assert get(site, tmp_path)[0] == CONTENT
 
 
 FETCH = """
@@ -127,18 +113,15 @@ def test_a_file_that_is_not_there_is_not_asked_for_again(site, tmp_path):
     assert len(site.asked) == 1
 
 
-def test_the_mirror_given_wins_over_the_environments(monkeypatch):
+def test_a_mirror_of_the_environment_is_asked_instead_of_the_hub(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://env/")
-    assert hub_endpoint("http://given/") == "http://given"
-    assert hub_endpoint(None) == "http://env"
+    assert hub_endpoint() == "http://env"
     monkeypatch.delenv("HF_ENDPOINT")
-    assert hub_endpoint(None).startswith("https://")
+    assert hub_endpoint().startswith("https://")
 
 
 @pytest.mark.parametrize("url", ["notaurl", "ftp://host", "http://", "http://[x"])
-def test_what_is_no_url_is_named_with_where_it_came_from(monkeypatch, url):
-    with pytest.raises(DatasetError, match=f"^--base-url {re.escape(url)}: give a URL such as"):
-        hub_endpoint(url)
+def test_what_is_no_url_is_named(monkeypatch, url):
     monkeypatch.setenv("HF_ENDPOINT", url)
-    with pytest.raises(DatasetError, match=r"^\$HF_ENDPOINT "):
-        hub_endpoint(None)
+    with pytest.raises(DatasetError, match=rf"^\$HF_ENDPOINT {re.escape(url)}: give a URL such as"):
+        hub_endpoint()

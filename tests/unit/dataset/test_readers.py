@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from dataset import readers
 from dataset.files import DatasetError
-from dataset.readers import MAX_DOCUMENT_BYTES, BadRecord, Reading, Record, blocks, parse
+from dataset.readers import MAX_DOCUMENT_BYTES, Reading, Record, blocks, parse
 
 TEXTS = [f"text number {n}, é東\nsecond line {'x' * n}" for n in range(30)]
 
@@ -22,15 +22,15 @@ def read(*paths, size=100, keys=("text",), **options):
     )
     whole = list(blocks(reading))
     assert list(blocks(reading)) == whole  # parts of an earlier run are known by their number
-    return [parse(*raw[1:], keys) for block in whole for raw in block.raw]
+    return [(raw[1], parse(*raw[1:], keys)) for block in whole for raw in block.raw]
 
 
 def texts(found, key="text"):
-    return [record.texts[key][0] for record in found if isinstance(record, Record)]
+    return [record.texts[key][0] for _, record in found if isinstance(record, Record)]
 
 
 def bad(found):
-    return [(one.line, one.reason) for one in found if isinstance(one, BadRecord)]
+    return [(line, reason) for line, reason in found if isinstance(reason, str)]
 
 
 def lines(some=TEXTS):
@@ -50,7 +50,7 @@ def test_json_lines_come_whole_however_packed(tmp_path, ending, pack):
     path.write_bytes(pack(lines()) + pack(lines(["last"])))  # packed in two goes
     found = read(path)
     assert texts(found) == [*TEXTS, "last"]
-    assert [record.line for record in found] == list(range(1, 32))
+    assert [line for line, _ in found] == list(range(1, 32))
 
 
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress),
@@ -83,7 +83,7 @@ def test_bad_lines_are_counted_where_they_are(tmp_path):
     for size in (1, 40, 1000):
         found = read(path, size=size)
         assert texts(found) == ["with a mark", "a"]
-        assert found[-1].texts["text"] == ["a", "b"]
+        assert found[-1][1].texts["text"] == ["a", "b"]
         assert [line for line, _ in bad(found)] == [4, 5, 6, 7, 8, 9]
         for (_, reason), words in zip(
             bad(found),
@@ -104,9 +104,10 @@ def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, pack):
         read(tmp_path / "x.jsonl")
 
 
-def test_an_empty_file_holds_nothing(tmp_path):
+def test_files_without_text_hold_nothing(tmp_path):
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.txt").write_text("")
+    (tmp_path / "d.txt").write_text(" \n\n\t\n")
     assert read(*sorted(tmp_path.iterdir())) == []
 
 
@@ -128,7 +129,7 @@ def test_text_is_cut_into_documents_as_asked(tmp_path, sample_by, expected):
     (tmp_path / "x.txt").write_bytes(TEXT.encode())
     for size in (1, 5, 1000):
         found = read(tmp_path / "x.txt", size=size, sample_by=sample_by)
-        assert [(one.line, one.texts["text"][0]) for one in found] == expected
+        assert [(line, one.texts["text"][0]) for line, one in found] == expected
 
 
 def test_a_document_too_large_is_refused(tmp_path, monkeypatch):
@@ -160,11 +161,6 @@ def test_parquet_without_the_column_or_not_parquet_is_named(tmp_path):
     (tmp_path / "y.parquet").write_text("no")
     with pytest.raises(DatasetError, match=r"y.parquet is damaged or not Parquet"):
         read(tmp_path / "y.parquet")
-
-
-def test_a_text_file_of_blank_lines_is_no_document(tmp_path):
-    (tmp_path / "x.txt").write_text(" \n\n\t\n")
-    assert read(tmp_path / "x.txt") == []
 
 
 @pytest.fixture

@@ -26,10 +26,6 @@ def gpt2_files(folder, tokenizer):
     return folder / "vocab.json", folder / "merges.txt"
 
 
-def test_training_twice_gives_the_same_vocabulary():
-    assert ByteLevelBpe.learn(TEXTS, 290)._json == ByteLevelBpe.learn(TEXTS, 290)._json
-
-
 def test_a_text_cannot_end_its_own_document(learnt):
     text = f"before {END_OF_DOCUMENT} after"
     ids = learnt.encode(text).tolist()

@@ -7,77 +7,23 @@ import pytest
 
 if "CI" not in os.environ:
     pytest.importorskip("datatrove")
-    pytest.importorskip("trafilatura")
 
 from datatrove.data import Document
 
 from dataset import readers, web
 from dataset.files import DatasetError
-from dataset.web import Cleaning, Files, Recipe, TextFilter, UrlFilter
+from dataset.web import Cleaning, EvaluationFilter, Files, Recipe, TextFilter
 
 ENGLISH = "The quick brown fox jumps over the lazy dog, and nobody in the village was surprised. "
 GERMAN = (
     "Der schnelle braune Fuchs springt über den faulen Hund, und niemand im Dorf wundert sich. "
 )
+QUESTION = "Which of these 7 animals would jump over a lazy dog in the old village?"
 
 
 def reason(step, text):
     found = step.filter(Document(text, "x"))
     return "" if found is True else found[1]
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://example.org/a", ""),
-        ("https://www.bbc.co.uk/news?id=1#top", ""),
-        ("http://10.0.0.1:8080/x", ""),
-        ("http://bücher.example/ä", ""),
-        ("http://example.org", ""),
-        ("https://www.youtube.com/watch?v=1", "domain"),
-        ("http://maps.google.co.uk/", "domain"),
-        ("https://en.wikipedia.org/wiki/A", "domain"),
-        ("HTTP://YOUTU.BE/x", "domain"),
-        ("http://youtube.example.org/a", ""),  # a site of another's
-        ("http://mygoogle.com/a", ""),
-        ("http://example.org/a.PDF", "extension"),
-        ("http://example.org/a.jpg?size=3", "extension"),
-        ("http://example.org/a.7z", "extension"),
-        ("http://example.ai", ""),  # the host is no file
-        ("http://a", "too short"),
-        ("example.org/a", "malformed"),
-        ("ftp://example.org/a", "malformed"),
-        ("http://example.org/a b", "malformed"),
-        ("http://[::1/abcd", "malformed"),
-    ],
-)
-def test_an_address_goes_for_a_reason_or_stays(url, expected):
-    assert reason(UrlFilter(), url) == expected
-
-
-def test_the_first_of_equal_addresses_stays_however_they_are_spelt():
-    step = UrlFilter()
-    assert reason(step, "http://Example.org:80/a?b=1") == ""
-    for same in ("http://example.org/a?b=1", "HTTP://EXAMPLE.ORG/a?b=1#c"):
-        assert reason(step, same) == "duplicate"
-    for other in ("https://example.org/a?b=1", "http://example.org/A?b=1", "http://example.org/a"):
-        assert reason(step, other) == ""
-    assert reason(step, "http://example.net") == ""
-    assert reason(step, "http://example.net/") == "duplicate"
-
-
-def test_a_name_with_a_dot_is_a_host_and_what_lies_below_it(tmp_path):
-    (tmp_path / "b.toml").write_text("domains = ['bad.example.org']\nextensions = []\n")
-    step = UrlFilter(tmp_path / "b.toml")
-    assert reason(step, "http://www.bad.example.org/") == "domain"
-    assert reason(step, "http://example.org/") == ""
-
-
-@pytest.mark.parametrize("text", ["domains = 3\nextensions = []", "domains = ['a']", "domains ["])
-def test_a_blacklist_that_cannot_be_used_is_named(tmp_path, text):
-    (tmp_path / "black.toml").write_text(text)
-    with pytest.raises(DatasetError, match=r"--blacklist .*black.toml: give a TOML file"):
-        UrlFilter(tmp_path / "black.toml")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +46,13 @@ def test_an_unknown_language_is_named():
         TextFilter(Cleaning("klingon"))
 
 
+@pytest.mark.parametrize(("shared", "expected"), [(13, "contaminated"), (12, ""), (0, "")], ids=str)
+def test_thirteen_words_in_a_row_are_shared(shared, expected):
+    words = QUESTION.upper().split()[:shared]
+    text = f"{ENGLISH} {' '.join(words)} nobody {ENGLISH}"
+    assert reason(EvaluationFilter(["too short", QUESTION]), text) == expected
+
+
 def write(tmp_path, name, *records):
     (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     return readers.find([str(tmp_path / name)])
@@ -113,20 +66,6 @@ def test_files_give_texts_with_their_names_and_fields(tmp_path):
     assert {name: step.stats.stats[name].total for name in ("read", "bad lines")} == {
         "read": 2, "bad lines": 1,
     }  # fmt: skip
-
-
-def test_all_addresses_of_a_host_are_of_one_task_and_none_is_lost(tmp_path):
-    urls = [{"url": f"http://{host}.example/{n}"} for host in "abcdef" for n in range(3)]
-    files = write(tmp_path, "u.jsonl", *urls, {"url": "nonsense"})
-    tasks = [
-        [one.text for one in Files(files, "url", by_host=True).run(None, rank, 4)]
-        for rank in range(4)
-    ]
-    assert sorted(url for task in tasks for url in task) == sorted(
-        one["url"] for one in [*urls, {"url": "nonsense"}]
-    )
-    hosts = [{url[:8] for url in task} for task in tasks]
-    assert sum(map(len, hosts)) == len(set().union(*hosts))
 
 
 def test_a_folder_of_other_options_or_of_the_users_own_is_refused(tmp_path):
@@ -152,7 +91,7 @@ def test_a_folder_of_other_options_or_of_the_users_own_is_refused(tmp_path):
     ("keys", "message"),
     [
         (("body",), r"no key 'body'; --evaluation-keys says where"),
-        (("short",), "holds no evaluation text of 8 words or more"),
+        (("short",), "holds no evaluation text of 13 words or more"),
     ],
 )
 def test_evaluation_texts_that_cannot_be_used_are_refused(tmp_path, keys, message):

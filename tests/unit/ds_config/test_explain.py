@@ -3,9 +3,7 @@
 import copy
 import dataclasses
 import importlib.metadata
-import io
 import json
-import random
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
@@ -81,6 +79,15 @@ BROKEN = {
 }
 
 
+READ_ON = {
+    "prescale_gradients",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "offload_param",
+}
+"""Keys of which the loader takes a wrong value, and the engine does not."""
+
+
 def put(table, key, value):
     table = copy.deepcopy(table)
     at = table
@@ -95,6 +102,8 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
     table = put(GOOD, key, value)
     found = told(table)
     assert not found.is_accepted
+    assert not refuses(GOOD)
+    assert refuses(table) or found.unknown or key[-1] in READ_ON, "the loader reads on"
     said = notes(found)
     assert len(said) == len(found.unknown) + len(found.faults), "each key is named once"
     assert words in said[next(name for name in said if name.startswith(".".join(key)))]
@@ -203,44 +212,6 @@ def refuses(table):
     return False
 
 
-def mutated(rng):
-    """A configuration with one thing changed at random."""
-    table = copy.deepcopy(GOOD)
-    key = rng.choice([key for key, _ in walk(table, ()) if key[:2] != ("optimizer", "params")])
-    at = table
-    for block in key[:-1]:
-        at = at[block]
-    value = at.pop(key[-1])
-    change = rng.choice(["drop", "typo", "move", "list", "negative", "foreign"])
-    if change == "typo":
-        at[f"{key[-1]}x"] = value
-    elif change == "move":
-        table.setdefault("zero_optimization", {})[key[-1]] = value
-    elif change != "drop":
-        at[key[-1]] = {"list": [1], "negative": -1}.get(change, value)
-    if change == "foreign":
-        at["frobnicate"] = 1
-    return change, key, table
-
-
-def test_deepspeeds_loader_refuses_what_is_told_to_be_refused():
-    assert not refuses(GOOD)
-    rng = random.Random(3)
-    seen = set()
-    for _ in range(150):
-        change, key, table = mutated(rng)
-        found = told(table)
-        if refuses(table):
-            seen.add(change)
-            assert not found.is_accepted, (change, key)
-        elif not found.is_accepted:
-            # It reads on without a word; the key does nothing, or its `auto` was left out here.
-            autos = {".".join(key) for key, value in walk(table, ()) if value == "auto"}
-            silent = found.unknown or autos & notes(found).keys()
-            assert silent or change in ("list", "negative"), (change, key, found.faults)
-    assert {"typo", "move", "list", "foreign"} <= seen
-
-
 def test_a_corrected_copy_lies_beside_and_replaces_nothing(tmp_path, capsys):
     path, copied = tmp_path / "mine.json", tmp_path / "mine.fixed.json"
     text = '{"train_batch_size": "8", "gradient_cliping": 1, "elasticity": {},} // mine'
@@ -282,12 +253,12 @@ def test_older_names_are_written_anew():
 def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
     path = tmp_path / "guide.json"
     path.write_text('{"train_batch_size": 8,\n"tag": "a//b,}", // ,}\n"x": 1, }')
-    loaded = read_config(str(path))
+    loaded = read_config(path)
     assert loaded.table == {"train_batch_size": 8, "tag": "a//b,}", "x": 1}
     assert loaded.notes[0].startswith("is no strict JSON (")
     assert "line 2 column 18" in loaded.notes[0]
     path.write_text('{"train_batch_size": 8}')
-    assert not read_config(str(path)).notes
+    assert not read_config(path).notes
 
 
 @pytest.mark.parametrize(
@@ -309,10 +280,10 @@ def test_what_is_no_configuration_ends_with_2(tmp_path, capsys, text, words):
     assert words in capsys.readouterr().err
 
 
-def test_json_and_standard_input(monkeypatch, capsys):
-    text = b'{"train_batch_size": 1, "train_batch_size": 2, "frobnicate": 2}'
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert explain_or_advise(["explain", "-", "--json"]) == 1
+def test_json_has_what_the_text_has(tmp_path, capsys):
+    path = tmp_path / "file.json"
+    path.write_text('{"train_batch_size": 1, "train_batch_size": 2, "frobnicate": 2}')
+    assert explain_or_advise(["explain", path, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [note["key"] for note in found["unknown"]] == ["frobnicate"]
     assert found["keys"][0]["key"] == "train_batch_size"
@@ -357,10 +328,8 @@ def test_a_deepspeed_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch
     assert "no answer that can be read" in capsys.readouterr().err
 
 
-def test_a_number_of_ranks_is_checked(tmp_path, capsys):
+def test_a_number_of_ranks_is_checked(tmp_path):
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"train_batch_size": 3}))
     assert explain_or_advise(["explain", path, "--ranks", "3"]) == 0
     assert explain_or_advise(["explain", path, "--ranks", "2"]) == 1
-    assert explain_or_advise(["explain", path, "--ranks", "0"]) == 2
-    assert "--ranks: '0': give a whole number, 1 or more" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_some_examples_are_sound_and_some_are_not():
 
 
 def test_the_loader_agrees_and_no_key_of_deepspeed_is_unknown(file):
-    table = read_config(str(file)).table
+    table = read_config(file).table
     found = told(table)
     assert found.is_accepted == takes(table)
     assert all(line.meaning for line in found.keys)
@@ -88,7 +88,7 @@ def test_the_loader_agrees_and_no_key_of_deepspeed_is_unknown(file):
 
 
 def test_a_corrected_copy_loads(file):
-    table = read_config(str(file)).table
+    table = read_config(file).table
     table, _ = fixed(table, told(table))
     assert takes(table)
     assert told(table).is_accepted

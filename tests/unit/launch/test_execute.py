@@ -1,11 +1,10 @@
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import default_study, make_point, study_from
+from configs.study import default_study, make_point
 from deep_optimizer_states import stale_locks
 from launch import execute
 from launch.execute import RunOptions, companions, describe, ready_extensions, start_of
@@ -44,19 +43,6 @@ def test_a_missing_package_is_named_beforehand(monkeypatch, given, found):
     monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
     with pytest.raises(ConfigError, match="--tensorboard: the package 'tensorboard'"):
         RunOptions.of(given("--tensorboard"), "s", default_study())
-
-
-def test_variables_of_a_row_reach_the_ranks(tmp_path):
-    table = default_study().model_dump(mode="json", exclude_unset=True)
-    environment = {"SAYS": "{subgroup_numel} on {num_ranks}"}
-    table["engines"]["mine"] = {"title": "mine", "tag": "M", "environment": environment}
-    tiny = default_study().load_model("tiny")[0].model_dump()
-    point = study_from({**table, "name": "mine"}, "here").make_point(
-        {"model": tiny, "engine": "mine", "subgroup_numel": 500_000}
-    )
-    command, made = start_of(point, RunOptions(tmp_path, "s"), tmp_path, "data")
-    assert made["SAYS"] == "500000 on 1"
-    assert command[0] == sys.executable
 
 
 def test_data_that_are_not_there_are_named_before_a_run():

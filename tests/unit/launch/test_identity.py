@@ -27,7 +27,6 @@ def test_another_row_is_another_point():
         return settings_key(study.make_point({"model": model, "engine": "dynamic"}))
 
     assert key() == key(title="other words") != key(ds_config={"x": 1})
-    assert key() != key(environment={"OMP_WAIT_POLICY": "active"})
 
 
 @pytest.mark.parametrize(
