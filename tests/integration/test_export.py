@@ -263,8 +263,9 @@ def test_lm_eval_judges_the_model_without_a_network(whole, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'text': t})}\n" for t in texts))
     (tmp_path / "mine.yaml").write_text(TASK.format(path=tmp_path / "texts.jsonl"))
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    command = [sys.executable, "-m", "launch.zero_shot", str(whole), "--tasks", "mine"]
-    command += ["--include", str(tmp_path), "--out", str(tmp_path / "found.json")]
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--tasks", "mine"]
+    command += ["--model_args", f"pretrained={whole}", "--include_path", str(tmp_path)]
+    command += ["--device", "cpu", "--output_path", str(tmp_path / "found")]
     environment = {**os.environ, **offline, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -273,8 +274,7 @@ def test_lm_eval_judges_the_model_without_a_network(whole, tmp_path):
     model, encode = model_in(whole), ByteLevelBpe.load(whole / "tokenizer.json").encode
     total = sum(log_likelihood(model, encode(text).tolist()) for text in texts)
     expected = -total / math.log(2) / sum(len(text.encode()) for text in texts)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["export"]["iteration"] == 2
+    found = json.loads(next((tmp_path / "found").rglob("results*.json")).read_text())
     assert found["results"]["mine"]["bits_per_byte,none"] == pytest.approx(expected, rel=1e-5)
     assert "bits_per_byte" in done.stdout
 
