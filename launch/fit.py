@@ -23,7 +23,7 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
-from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
@@ -84,6 +84,12 @@ class Machine:
     A function, because asking torch takes seconds and few commands need the answer."""
 
 
+def machine_of(profile: Profile) -> Machine:
+    """Return a machine of a profile on which nothing else runs."""
+    gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
+    return Machine(int(profile.host_memory_bytes), gpus)
+
+
 def probe_machine() -> Machine:
     """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
     gpus: tuple[int, ...] = ()
@@ -130,10 +136,9 @@ def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int
     Raises:
         WorkloadError: the model of memory does not know such a run; names the setting.
     """
-    every = [peaks_of(setting, on_gpu) for setting in trainer.settings(point, on_gpu)]
-    host = sum(peaks.host_bytes for peaks in every) * point.num_ranks / len(every)
-    device = max(peaks.device_bytes for peaks in every) if on_gpu else 0
-    return int(MARGIN * host), int(MARGIN * device)
+    peaks = peaks_of(trainer.workload(point), on_gpu)
+    device = peaks.device_bytes if on_gpu else 0
+    return int(MARGIN * peaks.host_bytes * point.num_ranks), int(MARGIN * device)
 
 
 def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:

@@ -26,7 +26,6 @@ from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from configs.table import Table
-from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import (
     Machine as Profile,
     MachineError,
@@ -78,8 +77,7 @@ class Simulation:
             raise ConfigError("--simulate: name a machine with --machine, as in --machine h100x4")
         if given.choice is not None or given.report_only:
             raise ConfigError(
-                "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
-                "--again, --keep and --report-only"
+                "--simulate predicts every point anew: leave out --again, --keep and --report-only"
             )
         try:
             profile = load_machine(given.machine)
@@ -193,28 +191,6 @@ def _figures(sweep: Sweep) -> list[str]:
     kinds = {name: row.kind for name, row in sweep.study.figures.items()}
     found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
     return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
-
-
-def largest_that_fits(
-    simulation: Simulation, names: Sequence[str], points_of: Callable[[str], Sequence[Point]]
-) -> str:
-    """Return the name of the largest model all of whose points fit the machine.
-
-    Args:
-        simulation: On what.
-        names: The models, smallest first.
-        points_of: The points to predict with a model of this name.
-
-    Raises:
-        ConfigError: None does.
-    """
-    for name in reversed(names):
-        try:
-            if not any(_memory_lack(simulation.predict(point)) for point in points_of(name)):
-                return name
-        except DeepOptimizerStatesError:
-            continue
-    raise ConfigError(f"machine '{simulation.profile.name}': no model of the study fits it")
 
 
 def _line(found: Prediction) -> str:

@@ -92,17 +92,11 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
-def workload_of_point(
-    point: Point,
-    model: Model | None = None,
-    **others: Any,  # noqa: ANN401
-) -> Workload:
+def workload_of_point(point: Point, hog_share: float = 0.0) -> Workload:
     """Return the run that a point would be, for its memory: any stage, any offload.
 
-    Args:
-        point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
-        model: What a rank trains, where it is no GPT of megatron-core.
-        others: Fields of :class:`Workload` that the trainer decides.
+    The point gives the model, the ranks and the batch; the rest is in the JSON made of it. A share
+    of the device's time is others'.
 
     Raises:
         WorkloadError: The model of memory does not know such a run; names the setting.
@@ -116,7 +110,7 @@ def workload_of_point(
         "activation_checkpointing": point.activation_checkpointing,
         "materialized_attention": point.attention == "local",
     }
-    return workload_of_json(_known_json(point), model or gpt_of(point), **{**fields, **others})
+    return workload_of_json(_known_json(point), gpt_of(point), hog_share=hog_share, **fields)
 
 
 def gpt_of(point: Point) -> Model:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, GptKept
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.hosts.launchers import TRAINER_MODULE, Program
-from launch.simulate.workloads import gpt_of, workload_of_point
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
 from launch.trainers.protocol import Trainer
 from launch.trainers.user_json import read_user_json, with_user_json
-from optimus_cc.settings import Settings
 
 PIPELINE_MODULE = "launch.pretrain_pipeline"
 LIGHTNING_MODULE = "launch.frameworks.imdb.program"
@@ -150,47 +147,8 @@ class PipelineTrainer(OwnTrainer):
         config = deepspeed_config(point)
         return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
-        """Say what a rank of each stage holds.
-
-        In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
-        """
-        whole, last = gpt_of(point), point.pp - 1
-        first, *rest, end = whole.blocks(point.tp)
-        kept_of_whole = whole.kept_of(point.tp)
-        assert isinstance(kept_of_whole, GptKept)
-        found = []
-        for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
-            blocks, kept = rest[:layers], replace(kept_of_whole, head=0.0, logits=0.0)
-            if not stage:
-                blocks = [first, *blocks]
-            if stage == last:
-                is_tied = last and point.model.architecture == "gpt2"
-                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], kept_of_whole
-            part = CountedModel(
-                whole.name, whole.hidden, whole.ffn, layers, whole.heads, whole.kv_heads,
-                own_blocks=tuple(blocks), own_kept=kept,
-            )  # fmt: skip
-            found.append(
-                workload_of_point(
-                    point,
-                    part,
-                    in_flight=min(last - stage + 1, point.accumulation),
-                    compression_bytes=_errors_bytes(point, stage, part.numel),
-                )
-            )
-        return found
-
-
-def _errors_bytes(point: Point, stage: int, numel: int) -> float:
-    """Bytes of what messages and gradients of a stage left out; queries are small beside them."""
-    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
-    if not settings.use_error_feedback:
-        return 0.0
-    message = point.model.seq_length * point.micro_batch_size * point.model.hidden
-    kept = message * (settings.inter_grad_comp and stage > 0)
-    kept += numel * (settings.compresses_gradients_of(stage) and point.dp > 1)
-    return float(FP32_BYTES * kept)
+    def workload(self, point: Point) -> Workload:
+        raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
 
 def _prepared(name: str, makes: bool) -> str | None:
@@ -234,7 +192,7 @@ class LightningTrainer(Trainer):
             return {}
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
+    def workload(self, point: Point) -> Workload:
         raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:

@@ -60,13 +60,13 @@ class Trainer:
         """Return DeepSpeed's config of a run."""
         return deepspeed_config(point)
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
-        """Say what the ranks hold, for the prediction of memory: a workload for each kind of rank.
+    def workload(self, point: Point) -> Workload:
+        """Say what the ranks hold, for the prediction of memory.
 
         Raises:
             WorkloadError: the model of memory does not know such a run; names the setting.
         """
-        return [workload_of_point(point)]
+        return workload_of_point(point)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""

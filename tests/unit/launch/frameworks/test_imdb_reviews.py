@@ -19,8 +19,6 @@ from launch.frameworks.imdb.reviews import (
     SYNTHETIC,
     Review,
     hub_reviews,
-    read_parquet,
-    roberta_tokenizer,
     synthetic_reviews,
     trained_tokenizer,
 )
@@ -86,7 +84,7 @@ def test_imdb_is_read_from_the_hub_with_validation_held_out_of_training(imdb):
     assert train | validation == {f"review {number}" for number in range(40)}
     assert test == {f"review {number}" for number in range(1000, 1040)}
     assert hub_reviews(imdb.url) == found
-    assert roberta_tokenizer(imdb.url).token_to_id(PAD) == 1
+    assert module.imdb(imdb.url)[1].token_to_id(PAD) == 1
 
 
 def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
@@ -95,17 +93,20 @@ def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
         hub_reviews(imdb.url)
 
 
-def test_a_file_of_other_labels_or_without_reviews_is_refused(tmp_path):
-    path = tmp_path / "x.parquet"
-    table(path, 40, label=[-1] * 40)
-    with pytest.raises(ConfigError, match="label = -1: only 0 and 1"):
-        read_parquet(path)
-    parquet.write_table(pa.table({"line": [1]}), path)
-    with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(path)
-    path.write_text("no parquet")
-    with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(path)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [-1] * 40}, "label = -1: only 0 and 1"),
+        (None, "columns text and label"),
+    ],
+)
+def test_a_file_of_other_labels_or_without_reviews_is_refused(imdb, tmp_path, columns, message):
+    content = b"no parquet" if columns is None else table(tmp_path / "y.parquet", 40, **columns)
+    for name in imdb.files:
+        if name.endswith("test-00000-of-00001.parquet"):
+            imdb.files[name] = content
+    with pytest.raises(ConfigError, match=message):
+        hub_reviews(imdb.url)
 
 
 def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back():
