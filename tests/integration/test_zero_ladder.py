@@ -34,8 +34,10 @@ def ladder(tmp_path_factory):
     """A sweep of two rungs, each of which saves after 3 of 4 iterations and at the end."""
     folder = tmp_path_factory.mktemp("results")
     words = ["--study", "zero-ladder", "--engines", "stage-1,stage-2-offload", *SMALL]
+    often = folder / "ds.json"
+    often.write_text('{"steps_per_print": 2}')
     words += ["--dtype", "fp32", "--dp", "1", "--save-interval", "3", "--share"]
-    words += ["--print-interval", "2", "--device", "cpu", "--results-dir", str(folder)]
+    words += ["--deepspeed-config", str(often), "--device", "cpu", "--results-dir", str(folder)]
     done = run("launch.sweep", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "zero-ladder" / "ladder"
