@@ -19,7 +19,7 @@ from pathlib import Path
 from configs.cli import Parser, complain, count, run_command, say
 from configs.errors import ConfigError
 from configs.files import as_json, read_json, write_json
-from launch.hosts.launchers import Program, free_port, ranks_command, ranks_environment
+from launch.launchers import Program, free_port, ranks_command, ranks_environment
 from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
 from launch.trainer.runfile import ERROR, Ranks, RunFile, run_and_leave
 from launch.trainers.protocol import PLUGIN_BLOCK

@@ -27,8 +27,6 @@ from deep_optimizer_states.predict.machine import Machine as Profile, load_machi
 from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch.hosts import namespaces
-from launch.hosts.launchers import TORCHRUN
 from launch.identity import settings_key
 from launch.records import Record
 from launch.simulate.workloads import AsOf, workload_of
@@ -217,8 +215,6 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     if not far and not any(found):
         found.append(_fp16_lack(point, machine, options))
     options.launcher.versions(point.num_ranks)  # refuses a number of ranks that hosts cannot run
-    if point.link_mbit and (reason := _link_lack(point, machine, options)):
-        found.append(f"link_mbit = {point.link_mbit}: {reason}")
     return [text for text in found if text]
 
 
@@ -284,24 +280,6 @@ def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
     if not has_block or "fp16" in machine.half_types():
         return ""
     return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
-
-
-def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
-    none = "give link_mbit = 0 for links as they are"
-    if point.num_ranks == 1:
-        return f"one rank has no link to another; {none}, or a dp or pp above 1"
-    if options.launcher.is_far or options.launcher.kind != TORCHRUN:
-        only = "links are shaped between ranks that torchrun starts on one machine"
-        return f"{only}; leave out --launcher, --hostfile and --nnodes, or {none}"
-    if runs_on_gpu(point, machine):
-        return (
-            "GPUs of one machine exchange through its memory, whatever links there are; give "
-            f"device = 'cpu', or {none}"
-        )
-    problem = namespaces.unavailable()
-    return (
-        problem and f"{problem}; run it as root on a Linux with iproute2 and util-linux, or {none}"
-    )
 
 
 def in_fast_type(

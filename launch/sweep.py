@@ -31,7 +31,7 @@ from launch.fit import (
     refuse_what_cannot_run,
     why_not_here,
 )
-from launch.hosts.launchers import TORCHRUN
+from launch.launchers import TORCHRUN
 from launch.listing import listing
 from launch.records import Choice
 from launch.simulate.command import Simulation, simulate_sweep

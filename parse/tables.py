@@ -105,7 +105,6 @@ def run_columns(study: Study) -> dict[str, str]:
         **_floats(*_EVALUATION, *study.results),
         **_strings("point", "older", "busy"),
         **_floats(*(name for name in _USAGE if name not in study.results)),
-        **_integers("link_mbit"),
     }
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
+from configs.files import read_given_json
 from configs.schema import Point
+from configs.templates import laid_over
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.hosts.launchers import TRAINER_MODULE, Program
+from launch.launchers import TRAINER_MODULE, Program
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
-from launch.trainers.protocol import Trainer
-from launch.trainers.user_json import read_user_json, with_user_json
+from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
 
 PIPELINE_MODULE = "launch.pretrain_pipeline"
 LIGHTNING_MODULE = "launch.frameworks.imdb.program"
@@ -33,6 +35,20 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
+_AUTO = "auto"
+_SAID_BY_FIELDS = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer",
+    "zero_optimization.offload_param.device": "offload_param",
+    "fp16.enabled": "dtype",
+    "bf16.enabled": "dtype",
+    "optimizer.params.lr": "lr",
+    "gradient_clipping": "clip_grad",
+}
+"""Keys that a point's fields decide: what tables and pairs go by must be what runs."""
 
 
 @dataclass(frozen=True)
@@ -197,3 +213,55 @@ class LightningTrainer(Trainer):
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))
+
+
+def read_user_json(path: Path) -> dict[str, Any]:
+    """Read and check the file; values that are ``auto`` are left out, so that the point's stand.
+
+    Raises:
+        ConfigError: it cannot be read, is no JSON object, or chooses what the study's engines
+            choose.
+    """
+    table = read_given_json(path)
+    if PLUGIN_BLOCK in table:
+        raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
+    return _without_auto(table)
+
+
+def with_user_json(
+    config: Mapping[str, Any], table: Mapping[str, Any], point: Point, path: Path
+) -> dict[str, Any]:
+    """Return DeepSpeed's config of a point with the user's JSON laid over it.
+
+    Raises:
+        ConfigError: the file contradicts the point; names key, value and remedy.
+    """
+    made = laid_over(config, table)
+    said = {**config, "gradient_accumulation_steps": point.accumulation}
+    before, after = dict(_leaves(said)), dict(_leaves(laid_over(said, table)))
+    for key, field in _SAID_BY_FIELDS.items():
+        # A block that is not there is one that is off.
+        was, now = (side.get(key) or "none" for side in (before, after))
+        if was != now:
+            raise ConfigError(
+                f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
+                f"{point.value(field)!r}; leave the key out, or give the field or another engine"
+            )
+    return made
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            values = value if isinstance(value, list) and value else [value]
+            yield from ((f"{before}{key}", one) for one in values)
+
+
+def _without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value != _AUTO
+    }

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from configs.schema import Point
 from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
-from launch.hosts.launchers import Program
+from launch.launchers import Program
 from launch.records import RunFolder
 from launch.simulate.workloads import workload_of_point
 

@@ -22,10 +22,8 @@ from launch.fit import (
     largest_model_that_fits,
     refuse_what_cannot_run,
 )
-from launch.hosts import namespaces
-from launch.hosts.launchers import Launcher
 from launch.identity import settings_key
-from launch.records import results_of
+from launch.launchers import Launcher
 from launch.simulate import workloads
 from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER, TRAINERS
@@ -124,7 +122,7 @@ def test_a_run_that_is_not_known_is_not_refused_and_that_is_said(unknown):
 
 def test_a_pipelines_memory_is_not_predicted_which_is_said():
     trainer = TRAINERS["megatron-pipeline"]()
-    staged = linked(device="cuda", pp=2, link_mbit=0)
+    staged = load_study("optimus-cc").make_point({"model": "tiny", "device": "cuda", "pp": 2})
     text = fit.memory_text(staged, H100_NODE, trainer)
     assert text == "not predicted: --trainer megatron-pipeline: its memory is not predicted"
     assert fit.memory_text(staged, LAPTOP, trainer).endswith("needs 4 GPUs, 0 found")
@@ -198,59 +196,6 @@ class TestNeeds:
         assert lacks(mine({"trainer": OWN}), CPU, options) == []
         with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):
             refuse_what_cannot_run(mine({"trainer": MEGATRON}), CPU, options)
-
-
-def test_results_of_another_study_have_a_folder_of_its_own(tmp_path):
-    table = default_study().model_dump(mode="json", exclude_unset=True)
-    other = study_from({**table, "name": "other"}, "here")
-    assert results_of(tmp_path, default_study()) == tmp_path
-    assert results_of(tmp_path, other) == tmp_path / "other"
-
-
-STAGED = load_study("optimus-cc")
-
-
-def linked(**fields):
-    return STAGED.make_point({"model": "tiny", "link_mbit": 20, **fields})
-
-
-class TestLinks:
-    @pytest.fixture(autouse=True)
-    def possible(self, monkeypatch):
-        monkeypatch.setattr(namespaces, "unavailable", lambda: "")
-
-    @staticmethod
-    def lack(one, machine=CPU, **options):
-        found = lacks(one, machine, RunOptions(Path("r"), "s", **options))
-        return [text for text in found if "link_mbit" in text]
-
-    def test_there_is_no_reason_where_links_can_be_made_or_are_not_asked_for(self):
-        assert self.lack(linked()) == []
-        assert self.lack(linked(device="cpu"), GPU) == []
-        assert self.lack(linked(link_mbit=0), GPU) == []
-
-    @pytest.mark.parametrize(
-        ("fields", "machine", "options", "reason"),
-        [
-            ({"pp": 1, "dp": 1}, CPU, {}, "one rank has no link to another"),
-            ({}, CPU, {"launcher": Launcher(nnodes=2)}, "leave out --launcher"),
-            ({}, CPU, {"launcher": Launcher("deepspeed")}, "leave out --launcher"),
-            ({}, GPU, {}, "GPUs of one machine exchange through its memory"),
-            ({"device": "cuda"}, CPU, {}, "GPUs of one machine exchange through its memory"),
-        ],
-    )
-    def test_one_reason_names_field_value_and_remedy(self, fields, machine, options, reason):
-        (found,) = self.lack(linked(**fields), machine, **options)
-        assert found.startswith("link_mbit = 20: ")
-        assert reason in found
-        assert "give link_mbit = 0" in found
-
-    def test_what_the_machine_lacks_is_said_before_anything_starts(self, monkeypatch):
-        monkeypatch.setattr(namespaces, "unavailable", lambda: "only root may")
-        assert self.lack(linked()) == [
-            "link_mbit = 20: only root may; run it as root on a Linux with iproute2 and "
-            "util-linux, or give link_mbit = 0 for links as they are"
-        ]
 
 
 BASIC = load_sweep("basic")
@@ -355,13 +300,3 @@ def test_what_ran_before_goes_before_any_prediction():
 
     found = estimate(make_point({"model": "tiny"}), CPU, [Before()])
     assert (found.seconds, found.how) == (12.5, "as it took before")
-
-
-def test_a_run_that_the_model_does_not_know_is_not_predicted_on_gpus(monkeypatch):
-    def change(point):
-        return deepspeed_config(point) | {"zero_optimization": {"stage": 1}}
-
-    monkeypatch.setattr(workloads, "deepspeed_config", change)
-    found = estimate(make_point({"model": "tiny", "seed": 77}), GPUS)
-    assert found.seconds is None
-    assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")

@@ -5,7 +5,6 @@ import pytest
 
 from configs.study import default_study, make_point, study_from
 from launch import identity as module
-from launch.hosts.launchers import TRAINER_MODULE
 from launch.identity import (
     REDACTED,
     code_of,
@@ -15,6 +14,7 @@ from launch.identity import (
     relevant_environment,
     settings_key,
 )
+from launch.launchers import TRAINER_MODULE
 
 
 def test_another_row_is_another_point():
@@ -35,7 +35,6 @@ def test_another_row_is_another_point():
     [
         {"dtype": "fp16"},
         {"pp": 2},
-        {"link_mbit": 20},
         {"zero_stage": 2},
         {"offload_optimizer": "none"},
         {"offload_param": "cpu"},

@@ -10,7 +10,7 @@ from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
 from launch.fit import Machine
-from launch.hosts.launchers import TRAINER_MODULE
+from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
 from launch.trainers.own import PIPELINE_MODULE

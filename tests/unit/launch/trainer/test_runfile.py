@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.schema import Model, Point
 from configs.study import default_study
-from launch.hosts.launchers import TRAINER_MODULE
+from launch.launchers import TRAINER_MODULE
 from launch.pretrain_gpt import train
 from launch.process.outcome import judge
 from launch.process.supervise import Ending

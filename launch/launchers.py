@@ -24,7 +24,6 @@ from typing import Self
 from configs.errors import ConfigError
 from configs.files import ROOT, write_text
 from deep_optimizer_states.core.host import usable_cores
-from launch.hosts import namespaces
 
 TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"
 KINDS = (TORCHRUN, DEEPSPEED, SRUN)
@@ -209,14 +208,13 @@ class Launcher:
             return node_environment(base, self._shares(num_ranks)[1])
         return ranks_environment(base, num_ranks, port)
 
-    def command(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> list[str]:
+    def command(self, program: Program, num_ranks: int, port: int) -> list[str]:
         """Return the one command that starts a run of ``program``.
 
         Args:
             program: what every rank runs.
             num_ranks: ranks on all machines.
             port: where they meet.
-            link_mbit: rate of the links between ranks of this machine; 0 for links as they are.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
@@ -227,8 +225,6 @@ class Launcher:
             return self._srun(program, num_ranks, port)
         if self.is_far:
             return self._torchrun(program, num_ranks)
-        if link_mbit:
-            return _behind_links(program, num_ranks, port, link_mbit)
         return ranks_command(program, num_ranks, port)
 
     def elsewhere(self, command: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -375,14 +371,3 @@ def _devices(num_ranks: int) -> list[str]:
         # It counts from 0 otherwise, and leaves the devices that the caller chose.
         return ["--include", f"localhost:{','.join(visible[:num_ranks])}"]
     return ["--num_gpus", str(num_ranks)]
-
-
-def _behind_links(program: Program, num_ranks: int, port: int, link_mbit: int) -> list[str]:
-    """Links first, then torchrun on the bridge between them, whose ranks go behind them."""
-    module = ["-m", namespaces.__name__]
-    return [
-        *(sys.executable, *module, "start", str(link_mbit), str(num_ranks)),
-        *(*_TORCHRUN, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={num_ranks}"),
-        *(f"--master-addr={namespaces.BRIDGE_ADDRESS}", f"--master-port={port}"),
-        *(*module, "rank", *program.words),
-    ]

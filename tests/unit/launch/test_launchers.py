@@ -10,16 +10,14 @@ from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from deep_optimizer_states.core.host import usable_cores
-from launch import cli
-from launch.hosts import launchers
-from launch.hosts.launchers import (
+from launch import cli, launchers
+from launch.launchers import (
     Launcher,
     Program,
     free_port,
     ranks_command,
     ranks_environment,
 )
-from launch.hosts.namespaces import BRIDGE_ADDRESS
 
 PROGRAM = Program("a.b", ("/r/run.json",))
 SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), is_module=False)
@@ -50,23 +48,10 @@ def no_devices(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def words_of(chosen, program=PROGRAM, num_ranks=2, **more):
-    python, *words = chosen.command(program, num_ranks, 5000, **more)
+def words_of(chosen, program=PROGRAM, num_ranks=2):
+    python, *words = chosen.command(program, num_ranks, 5000)
     assert python == sys.executable
     return words
-
-
-def test_torchrun_starts_the_ranks_of_one_machine_and_links_change_that():
-    plain = words_of(launcher())
-    assert plain[:2] == [*TORCHRUN]
-    assert words_of(launcher(), link_mbit=0) == plain
-    module = ["-m", "launch.hosts.namespaces"]
-    assert words_of(launcher(), num_ranks=4, link_mbit=20) == [
-        *(*module, "start", "20", "4"),
-        *(sys.executable, *TORCHRUN, "--nnodes=1", "--node-rank=0"),
-        *("--nproc-per-node=4", f"--master-addr={BRIDGE_ADDRESS}", "--master-port=5000"),
-        *(*module, "rank", "-m", "a.b", "/r/run.json"),
-    ]
 
 
 def test_deepspeeds_launcher_on_one_machine(monkeypatch):
@@ -201,7 +186,7 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
         "os.write(1, line.encode())\n"
     )
     says = Program(str(program), (), is_module=False)
-    fakes = Path(__file__).resolve().parents[1] / "fakes"
+    fakes = Path(__file__).resolve().parent / "fakes"
     monkeypatch.setenv("PATH", os.pathsep.join([str(fakes), os.environ["PATH"]]))
     chosen = Launcher(way, nnodes=2)
     chosen = Launcher(way, nnodes=2, rdzv_endpoint=f"127.0.0.1:{chosen.port()}")
@@ -266,13 +251,13 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         taken = server.getsockname()[1]
-        monkeypatch.setattr("launch.hosts.launchers.SystemRandom.randrange", lambda *_: taken)
+        monkeypatch.setattr("launch.launchers.SystemRandom.randrange", lambda *_: taken)
         assert free_port() != taken, "the kernel's, since all that were drawn are taken"
 
 
 def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
     port = free_port()
-    code = "import sys; from launch.hosts import launchers; launchers._keep(int(sys.argv[1]))"
+    code = "import sys; from launch import launchers; launchers._keep(int(sys.argv[1]))"
 
     def take(number):
         words = [sys.executable, "-c", code, str(number)]
