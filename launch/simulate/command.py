@@ -35,7 +35,7 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.identity import settings_key
-from launch.records import SCHEMA_VERSION, results_of, study_of, sweep_dir
+from launch.records import SCHEMA_VERSION, results_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.trainer.recorder import flops_per_iteration
 
@@ -225,7 +225,7 @@ class _Folder:
             "run_id": f"{stem}/{path.name}",
             "source": source,
             "point": point.model_dump(mode="json"),
-            "study": study_of(point),
+            "study": point.study and point.study.as_table(),
             "point_key": f"{settings_key(point)}-{source}",
             "repeat": 1,
             "log": VALUES,

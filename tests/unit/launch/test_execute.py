@@ -58,15 +58,6 @@ def test_a_folder_of_ops_that_cannot_be_written_is_refused_by_name(tmp_path, mon
         ready_extensions(tmp_path / "ops")
 
 
-def test_a_cpu_has_one_hog(point, tmp_path):
-    point = point.model_copy(update={"hog_share": 0.4, "device": "cpu"})
-    (hog,) = companions(point, tmp_path)
-    assert hog.ready == tmp_path / "hog.json"
-    assert hog.command[1:4] == ["-m", "launch.hog", "--share=0.4"]
-    assert "--device=cpu" in hog.command
-    assert f"--out={hog.ready}" in hog.command
-
-
 def test_each_gpu_of_the_ranks_has_a_hog(point, tmp_path, monkeypatch):
     machine = Machine(host_free_bytes=2**40, gpu_free_bytes=(2**36,) * 4)
     monkeypatch.setattr(execute, "probe_machine", lambda: machine)
