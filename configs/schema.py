@@ -101,8 +101,8 @@ class Point(Table):
     A study's own fields are added by :attr:`configs.study.Study.point_type`.
     """
 
-    study: ClassVar[Study | None] = None
-    """The study whose engine and fields it has."""
+    study: ClassVar[Study] = None  # type: ignore[assignment]
+    """The study whose engine and fields it has; a bare Point, which no run has, is of none."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
     model: Model

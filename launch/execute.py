@@ -175,12 +175,12 @@ def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
 
 def _code(point: Point, options: RunOptions) -> dict[str, Any]:
     """The code that a run of the point executes, and what the checkout makes of its fields."""
-    trainer, rows = options.trainer, point.study.companions.values() if point.study else ()
+    trainer = options.trainer
     if trainer.refuse(point):
         return identity.code_facts({}, None)
     # Where the run's folder and data lie changes nothing.
     program = trainer.program(point, Path("run"), "data")
-    beside = [row for row in rows if point.value(row.field)]
+    beside = [row for row in point.study.companions.values() if point.value(row.field)]
     settings = [
         trainer.ds_config(point),
         program.arguments,
@@ -293,8 +293,8 @@ def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
 
     The first of a kind reports to ``NAME.json``, that of GPU N > 0 to ``NAME-N.json``.
     """
-    rows = {} if point.study is None else point.study.companions
-    wanted = {name: row for name, row in rows.items() if point.value(row.field)}
+    rows = point.study.companions.items()
+    wanted = {name: row for name, row in rows if point.value(row.field)}
     if not wanted:
         return ()
     num_gpus, machine = 0, probe_machine()

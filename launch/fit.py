@@ -299,7 +299,6 @@ def in_fast_type(
         point.name: point.model_copy(update={"dtype": FAST})
         for point in points
         if not options.launcher.is_far
-        and point.study is not None
         and point.model.name == point.study.small_model
         and "dtype" not in point.model_fields_set
         and not runs_on_gpu(point, machine)

@@ -146,7 +146,7 @@ class RunFolder:
             "metrics": self.metrics.name,
             **facts,
             "point": point.model_dump(mode="json"),
-            "study": point.study and point.study.as_table(),
+            "study": point.study.as_table(),
         }
         write_json(self.path / "run.json", run)
 

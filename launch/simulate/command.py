@@ -20,8 +20,7 @@ from pydantic import Field
 
 from configs.cli import say
 from configs.errors import ConfigError, explain
-from configs.fields import field_row
-from configs.files import as_json
+from configs.files import write_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
@@ -132,12 +131,8 @@ def simulate_sweep(
 ) -> int:
     """Predict a sweep's points, write their folders, and make tables, figures and report.
 
-    Args:
-        simulation: On what.
-        sweep: What its report is called and shows.
-        points: Named.
-        derive: Makes tables, figures and report; None to leave them out.
-        dry_run: Only say the predictions, write nothing.
+    Without ``derive``, which makes the latter, they are left out; a dry run only says the
+    predictions.
 
     Returns:
         0, or the exit code of what could not be made.
@@ -146,7 +141,7 @@ def simulate_sweep(
         ConfigError: A rate is missing, no point can run, or a folder cannot be written.
     """
     profile = simulation.profile
-    written = _Folder(simulation.folder(sweep.name), simulation.about)
+    written = _Folder(simulation.folder(sweep.name))
     # What was published is of the paper's software.
     every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
     points = as_published(sweep, points, every)
@@ -177,7 +172,17 @@ def simulate_sweep(
         say(f"{head}: left out: {reason}")
     figures = _figures(sweep)
     if not dry_run:
-        written.finish(sweep, figures)
+        index = {
+            "name": sweep.name,
+            "description": sweep.description,
+            "study": sweep.study.as_table(),
+            "figures": figures,
+            "source": SIMULATED,
+            SIMULATED: simulation.about,
+            "points": [],
+            "runs": written.runs,
+        }
+        written.write("sweep.json", index)
     beside = f", {len(published)} beside published values" if published else ""
     say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
@@ -208,56 +213,44 @@ def _line(found: Prediction) -> str:
 class _Folder:
     """A sweep's folder that is being written; what an earlier simulation left is replaced."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder
-        self._about = about
-        self._runs: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
         self._stems: Counter[tuple[str, str]] = Counter()
 
     def add(self, point: Point, source: str, values: Mapping[str, Any], cause: str = "") -> None:
         """Write a run's folder; ``cause`` is the memory that does not suffice, if any."""
         stem = point.log_name.removesuffix(".log")
         self._stems[stem, source] += 1
-        path = self.path / stem / f"{source}-{self._stems[stem, source]:03d}"
-        status = OOM[cause.partition(":")[0]] if cause else "ok"
+        place = f"{stem}/{source}-{self._stems[stem, source]:03d}"
         run = {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": f"{stem}/{path.name}",
+            "run_id": place,
             "source": source,
             "point": point.model_dump(mode="json"),
-            "study": point.study and point.study.as_table(),
+            "study": point.study.as_table(),
             "point_key": f"{settings_key(point)}-{source}",
             "repeat": 1,
             "log": VALUES,
         }
-        files = {"run.json": run, VALUES: {"schema_version": SCHEMA_VERSION, **values}}
+        self.write(f"{place}/run.json", run)
+        self.write(f"{place}/{VALUES}", values)
+        status = OOM[cause.partition(":")[0]] if cause else "ok"
         if source == SIMULATED:
-            files["status.json"] = {"status": status, "cause": cause}
-        self._write(path, files)
+            self.write(f"{place}/status.json", {"status": status, "cause": cause})
         entry = {"name": point.name, "engine": point.engine, "repeat": 1, "log": VALUES}
-        entry["run_dir"] = path.relative_to(self.path).as_posix()
-        self._runs.append({**entry, "status": status if source == SIMULATED else ""})
+        status = status if source == SIMULATED else ""
+        self.runs.append({**entry, "run_dir": place, "status": status})
 
-    def finish(self, sweep: Sweep, figures: list[str]) -> None:
-        """Write ``sweep.json``."""
-        index = {
-            "schema_version": SCHEMA_VERSION,
-            "name": sweep.name,
-            "description": sweep.description,
-            "study": sweep.study.as_table(),
-            "figures": figures,
-            "source": SIMULATED,
-            SIMULATED: dict(self._about),
-            "points": [],
-            "runs": self._runs,
-        }
-        self._write(self.path, {"sweep.json": index})
+    def write(self, name: str, table: Mapping[str, object]) -> None:
+        """Write a file of the folder.
 
-    def _write(self, folder: Path, files: Mapping[str, object]) -> None:
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        path = self.path / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, value in files.items():
-                (folder / name).write_text(as_json(value), encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"schema_version": SCHEMA_VERSION, **table})
         except OSError as error:
             raise ConfigError(
                 f"results folder {str(self.path)!r} cannot be written: {error.strerror}; choose "
@@ -348,16 +341,16 @@ def read_published(study: Study) -> list[Published]:
     for row in rows:
         shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
         table: dict[str, Any] = {name: row.pop(name) for name in _COLUMNS if name in row}
-        fields: dict[str, Any] = {**row}
-        for name, text in row.items():
-            if field_row(study.all_fields, name).type in ("int", "float"):
-                try:
-                    fields[name] = float(text)
-                except (TypeError, ValueError):
-                    raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
-        table["fields"] = {**study.published.conditions, **fields}
+        table["fields"] = {**study.published.conditions, **{n: _read(row[n]) for n in row}}
         found.append(Published.read({**table, "source": study.published.source}, shown))
     return found
+
+
+def _read(text: str | None) -> float | str:
+    try:
+        return float(text or "")
+    except ValueError:
+        return text or ""
 
 
 def published_of(
@@ -367,12 +360,6 @@ def published_of(
 
     Times are in ms: ``iteration_ms`` has what lies outside the phases too, and is left out where
     only the phases were published. A value of the sweep's own figure goes before one of another.
-
-    Args:
-        points: Named.
-        sweep: Name of the sweep.
-        machine: Name of the profile.
-        every: What there is.
     """
     own = [value for value in every if value.machine == machine]
     own.sort(key=lambda value: value.sweep != sweep)

@@ -86,7 +86,7 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     for name in ("step_before_norm", "prefetch_memory_bytes"):
         value = getattr(plugin, name)
         _need(not value, name, value, "updates that begin once the gradients' norm is known")
-    rows = point.study.companions.values() if point.study else ()
+    rows = point.study.companions.values()
     taken = sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
     workload = workload_of_point(point, hog_share=taken)
     return workload if when is AsOf.TODAY else _with_paper_software(workload)

@@ -107,9 +107,8 @@ def _deepspeed_limits(point: Point) -> list[str]:
         )
     # The plugin takes the place of an optimizer that is offloaded to host memory.
     if offload != "cpu" and PLUGIN_BLOCK in deepspeed_config(point):
-        reference = point.study.reference if point.study else point.engine
         reasons.append(
             f"offload_optimizer = {offload!r}: engine '{point.engine}' needs offload_optimizer = "
-            f"'cpu'; give that, or engine '{reference}'"
+            f"'cpu'; give that, or engine '{point.study.reference}'"
         )
     return reasons

@@ -94,7 +94,7 @@ def test_a_killed_driver_leaves_a_run_that_can_be_ended(tmp_path, sleeper):
     assert finish(process)[0] == -9
     record = status(results)
     assert record["status"] == "running"
-    assert sorted(living(pids)) == sorted(ranks)
+    assert sorted(living(ranks)) == sorted(ranks)
     assert sorted(end_leftovers(record["driver"]["token"])) == sorted(ranks)
     assert living(ranks) == []
 

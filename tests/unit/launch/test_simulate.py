@@ -255,7 +255,6 @@ def test_a_damaged_file_of_published_values_is_named(tmp_path):
     damages = {
         "'value' = '-1': ": ("0.1", "-1"),
         "'quantity' = 'fwd': ": ("forward_s", "fwd"),
-        "stride = 'x' is no number": (",0,1,", ",x,1,"),
         "'value' = None: ": (",0.1", ""),
     }
     for field, damage in damages.items():
