@@ -39,7 +39,6 @@ trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, 
         --paper-keys, --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
         --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
-        --as-of WHEN        paper or today: whose software [default paper on h100x4 and a100x4]
         --help              this text
 
 Exit code: 0 when every run is ok and every comparison equal; 130 after Ctrl-C.

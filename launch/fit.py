@@ -29,7 +29,7 @@ from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.identity import settings_key
 from launch.records import Record
-from launch.simulate.workloads import AsOf, workload_of
+from launch.simulate.workloads import workload_of
 
 if TYPE_CHECKING:  # trainers ask this module where their ranks run
     from launch.execute import RunOptions
@@ -345,4 +345,4 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
 def _iteration_on_gpus(point: Point) -> float:
     profile = load_machine(GPU_PROFILE)
     profile = replace(profile, cores=usable_cores(), gpus=point.num_ranks)
-    return predict(workload_of(point, AsOf.TODAY), profile).iteration_s
+    return predict(workload_of(point), profile).iteration_s

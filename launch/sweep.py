@@ -35,7 +35,6 @@ from launch.launchers import TORCHRUN
 from launch.listing import listing
 from launch.records import Choice
 from launch.simulate.command import Simulation, simulate_sweep
-from launch.simulate.workloads import AsOf
 from launch.sweep_runner import (
     Plan,
     Request,
@@ -200,9 +199,6 @@ def _add_simulation_options(parser: Parser) -> None:
     add("--simulate", action="store_true", help=simulated)
     machine = "with --simulate: a shipped profile or a calibrated file"
     add("--machine", metavar="NAME", help=machine)
-    words = tuple(word.value for word in AsOf)
-    software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
-    add("--as-of", choices=words, help=software)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -231,8 +227,8 @@ def main(argv: Sequence[str]) -> int:
     if given.simulate:
         simulation = Simulation.of(given, study)
         return max([simulate(sweep, given, simulation) for sweep in sweeps])
-    if given.machine is not None or given.as_of is not None:
-        raise ConfigError("--machine and --as-of need --simulate: a run takes what is there")
+    if given.machine is not None:
+        raise ConfigError("--machine needs --simulate: a run takes what is there")
     machine = probe_machine()
     deadline_s = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     plans = [make_plan(sweep, given, machine) for sweep in sweeps]

@@ -35,7 +35,7 @@ from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.identity import settings_key
 from launch.records import SCHEMA_VERSION, results_of, sweep_dir
-from launch.simulate.workloads import AsOf, as_of, workload_of
+from launch.simulate.workloads import PAPER_MACHINES, workload_of
 from launch.trainer.recorder import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
@@ -58,10 +58,9 @@ _OF_WHOLE_RUNS = "label"
 
 @dataclass(frozen=True)
 class Simulation:
-    """A machine profile, and whose software runs on it."""
+    """A machine profile, and where its predictions go."""
 
     profile: Profile
-    when: AsOf
     results_dir: Path
     shipped_name: str = ""  # the profile's name; empty for one of the user's own
 
@@ -85,8 +84,19 @@ class Simulation:
         if given.repeats is not None:
             raise ConfigError("--repeats: a prediction is the same every time; leave it out")
         name = profile.name if given.machine in machine_names() else ""
-        when = as_of(given.as_of, name)
-        return cls(profile, when, results_of(given.results_dir, study), name)
+        return cls(profile, results_of(given.results_dir, study), name)
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether the paper's software runs on it: its rates were fitted to the paper's figures."""
+        return self.shipped_name in PAPER_MACHINES
+
+    @property
+    def software(self) -> str:
+        """Whose software runs on it, in words."""
+        if self.of_paper:
+            return "the paper's DeepSpeed 0.13 and its plugin"
+        return "today's DeepSpeed and this plugin"
 
     @property
     def about(self) -> dict[str, Any]:
@@ -95,7 +105,7 @@ class Simulation:
         return {
             "machine": profile.name,
             "machine_source": profile.source,
-            "software": self.when.words,
+            "software": self.software,
             "kinds": dict(profile.kinds),
             "residuals": dict(profile.residuals),
         }
@@ -105,8 +115,6 @@ class Simulation:
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
         if not self.shipped_name and name in machine_names():
             name += "-own"
-        if as_of(None, self.shipped_name) is not self.when:
-            name += f"-{self.when.value}"
         return sweep_dir(self.results_dir / f"simulated-{name}", sweep)
 
     def predict(self, point: Point) -> Prediction:
@@ -117,7 +125,7 @@ class Simulation:
             WorkloadError: The point cannot run on such a machine.
         """
         try:
-            return predict(workload_of(point, self.when), self.profile)
+            return predict(workload_of(point, self.of_paper), self.profile)
         except MachineError as error:
             raise ConfigError(str(error)) from None
 
@@ -143,7 +151,7 @@ def simulate_sweep(
     profile = simulation.profile
     written = _Folder(simulation.folder(sweep.name))
     # What was published is of the paper's software.
-    every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
+    every = read_published(sweep.study) if simulation.of_paper else []
     points = as_published(sweep, points, every)
     published = published_of(points, sweep.name, simulation.shipped_name, every)
     impossible: dict[str, str] = {}
@@ -186,7 +194,7 @@ def simulate_sweep(
     beside = f", {len(published)} beside published values" if published else ""
     say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
-        f"({simulation.when.words}){beside}"
+        f"({simulation.software}){beside}"
     )
     return 0 if derive is None or dry_run else derive(written.path, figures)
 
