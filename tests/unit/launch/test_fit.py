@@ -10,7 +10,6 @@ from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import fit
-from launch.ds_json import deepspeed_config
 from launch.execute import RunOptions
 from launch.fit import (
     HALF_TYPES,
@@ -24,7 +23,6 @@ from launch.fit import (
 )
 from launch.identity import settings_key
 from launch.launchers import Launcher
-from launch.simulate import workloads
 from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER, TRAINERS
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
@@ -95,29 +93,6 @@ def test_auto_takes_the_largest_model_that_fits(machine, model):
             choose()
     else:
         assert choose() == model
-
-
-@pytest.fixture
-def unknown(monkeypatch):
-    """Every point runs with software that the performance model does not know."""
-
-    def change(point):
-        config = deepspeed_config(point)
-        config["zero_optimization"]["offload_optimizer"]["super_offload"] = True
-        return config
-
-    monkeypatch.setattr(workloads, "deepspeed_config", change)
-
-
-def test_a_run_that_is_not_known_is_not_refused_and_that_is_said(unknown):
-    assert shortages(point("70B"), LAPTOP) == []
-    assert memory_text(point("7B"), H100_NODE) == (
-        "not predicted: offload_optimizer.super_offload = True: the performance model knows stock "
-        "ZeRO-3 offload and this plugin"
-    )
-    with pytest.raises(ConfigError, match="needs 1 GPUs, 0 found"):
-        refuse_if_short(point("tiny", device="cuda"), LAPTOP)
-    assert memory_text(point("tiny", device="cuda"), LAPTOP).endswith("needs 1 GPUs, 0 found")
 
 
 def test_a_pipelines_memory_is_not_predicted_which_is_said():

@@ -33,12 +33,7 @@ def test_another_row_is_another_point():
     "fields",
     [
         {"dtype": "fp16"},
-        {"pp": 2},
         {"zero_stage": 2},
-        {"offload_optimizer": "none"},
-        {"offload_param": "cpu"},
-        {"eval_interval": 5},
-        {"eval_iterations": 5},
         {"save_interval": 5},
         {"seed": 5},
     ],

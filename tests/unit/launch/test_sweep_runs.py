@@ -48,17 +48,6 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert "ValueError: the trainer's own words" in out[4]
 
 
-def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
-    run_all(plan(fake_trainer("async-gradients=fail")), Request())
-    the_plan = plan(fake_trainer("ok"))
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.skipped) == (1, 2)
-    assert "[1/3] tiny vanilla: done before" in capsys.readouterr().out
-    runs = index_of(the_plan)["runs"]
-    assert [run["status"] for run in runs] == ["ok", "ok", "ok"]
-    assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
-
-
 def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatch):
     """A commit of documents, files of the user's in the checkout."""
     facts = task_module.identity.machine_and_checkout()

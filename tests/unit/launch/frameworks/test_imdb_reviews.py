@@ -2,8 +2,6 @@
 
 import collections
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -139,25 +137,6 @@ def test_what_was_written_is_read_back(written):
         expected = [(tokenizer.encode(r.text).ids, r.label) for r in REVIEWS[split]]
         assert [(tokens.tolist(), label) for tokens, label in found.splits[split]] == expected
     assert (found.pad_id, found.end_id, found.source) == (1, 2, "a test")
-
-
-def test_megatron_core_reads_the_same_documents(written):
-    """In a process of its own: megatron-core warns while it is imported."""
-    _, prefix = written
-    code = (
-        "from megatron.core.datasets.indexed_dataset import IndexedDataset as D;"
-        f"print([d.tolist() for d in D({prefix!r})])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    found = module.read(prefix).splits
-    documents = [
-        [number, label, *tokens.tolist()]
-        for number, split in enumerate(SPLITS)
-        for tokens, label in found[split]
-    ]
-    assert done.stdout.splitlines()[-1] == str(documents)
 
 
 @pytest.mark.parametrize(
