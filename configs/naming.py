@@ -37,20 +37,6 @@ class Namer:
         settings = (self.setting(name, point[name]) for name in self._set_fields(point))
         return " ".join([str(point.get("engine") or UNKNOWN_ENGINE), *settings])
 
-    def engine_tag(self, point: Fields) -> str:
-        """Return the engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
-        row = self.study.engines.get(str(point.get("engine")))
-        if row is None:
-            return "?"
-        texts, signs = [], []
-        for name in self._set_fields(point):
-            field, value = self.study.all_fields[name], point[name]
-            if field.type == "bool":
-                signs.append("+" if value else "-")
-            else:
-                texts.append(field.text(value))
-        return row.tag + "/".join(texts) + "".join(signs)
-
     def engine_key(self, point: Fields) -> tuple[Any, ...]:
         """Return what tells an engine with its fields from others, sorted as figures show them."""
         name, names = str(point.get("engine")), list(self.study.engines)

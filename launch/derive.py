@@ -59,7 +59,7 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     if drawn:
         say(f"figures: exit code {drawn}")
     with _said("report"):
-        told = report(parsed, index=True)
+        told = report(parsed)
         say(f"report   {folder / 'report.html'}")
     if drawn in (0, 1) and any(figures.glob("*.*")):
         say(f"figures  {figures}")

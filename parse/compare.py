@@ -19,7 +19,7 @@ from configs.study import Gate, Study
 from parse.records import Log, as_number, as_table
 from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run, group_points
 from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
-from parse.tables import engine_fields, field_columns, run_row, write_table, writing
+from parse.tables import engine_fields, run_row, write_table, writing
 from parse.verdict import (
     ON_CPU,
     both_exact,
@@ -515,34 +515,25 @@ def _shown_fields(study: Study) -> list[str]:
     return list(dict.fromkeys([*engine_fields(study), *free]))
 
 
-def comparison_columns(study: Study) -> dict[str, str]:
-    """Return the columns of ``comparisons.csv`` and their types.
+def comparison_columns(study: Study) -> list[str]:
+    """Return the columns of ``comparisons.csv``.
 
     ``*_ms`` are medians after the warm-up where no name says otherwise; ``ratio`` is the
     reference's over ours, so above 1 where ours is faster; ``repeats`` and ``iterations`` count
     ours; ``speedup`` is the ratio where it may be claimed; ``gate`` is the kind of the study's
     gate, and ``verdict`` what it found.
     """
-    sides = ("reference", "ours")
-    return {
-        **{"case": "string", "engine": "string", **field_columns(study, _shown_fields(study))},
-        **{"label": "string", "reference_label": "string"},
-        **{"repeats": "Int64", "iterations": "Int64", "phase": "string"},
-        **{f"{side}_{name}": "Float64" for name in ("ms", "iqr_ms") for side in sides},
-        **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "Float64"),
-        **{"paired": "string", "equality": "string", "speedup": "Float64", "withheld": "string"},
-        **{"warmup_iterations": "Int64", "interval_covers": "string"},
-        **{f"{side}_mean_ms": "Float64" for side in sides},
-        **{"reference_repeats": "Int64", "reference_iterations": "Int64", "source": "string"},
-        **{"reference": "string", "gate": "string", "verdict": "string"},
-    }
+    return [
+        *("case", "engine", *_shown_fields(study), "label", "reference_label", "repeats"),
+        *("iterations", "phase", "reference_ms", "ours_ms", "reference_iqr_ms", "ours_iqr_ms"),
+        *("ratio", "ratio_low", "ratio_high", "paired", "equality", "speedup", "withheld"),
+        *("warmup_iterations", "interval_covers", "reference_mean_ms", "ours_mean_ms"),
+        *("reference_repeats", "reference_iterations", "source", "reference", "gate", "verdict"),
+    ]
 
 
 def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out: Path) -> Path:
-    """Write ``comparisons.csv`` and the Parquet file beside it; older ones of ours are replaced.
-
-    Returns:
-        The CSV.
+    """Write ``comparisons.csv``, and return its path; an older one of ours is replaced.
 
     Raises:
         LogError: a file of that name is not one of ours, or the folder cannot be written.

@@ -84,7 +84,7 @@ class Step(NamedTuple):
 def read_step(line: Line) -> Step | None:
     """Read the figures of a training step; None where the line is of none or is damaged."""
     text = line.text
-    if line.overlong or ("loss" not in text and "consumed samples" not in text):
+    if "loss" not in text and "consumed samples" not in text:
         return None
     if any(mark in text for mark in _MEGATRON):
         return _megatron_step(line)
@@ -296,7 +296,7 @@ class _Run:
                 self._take_memory(line)
                 self._take_signs(line)
                 self._take_failure(line)
-                if TIMERS_MARK in line.text and not (line.cut or line.overlong):
+                if TIMERS_MARK in line.text and not line.cut:
                     self._take_timers(line)
             # A progress bar is drawn again, and several ranks print the same step.
             elif not (step.position and step.position == self._position):

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from configs.files import printable
+from configs.files import json_lines, printable
 from parse.records import (
     PHASES,
     Iteration,
@@ -30,12 +30,11 @@ from parse.records import (
     Reject,
     Setting,
     as_number,
-    read_json_lines,
 )
 
-MAX_LINE_CHARACTERS = 1 << 20
-"""A longer line is not a line of a log."""
-CUT_OFF, RUN_TOGETHER = "cut off: the log ends here", "two lines run together"
+MAX_LINE_CHARACTERS = 1 << 16
+"""A longer line counts as cut off there."""
+CUT_OFF, RUN_TOGETHER = "cut off", "two lines run together"
 
 
 class Row(NamedTuple):
@@ -154,9 +153,7 @@ class Line(NamedTuple):
     text: str
     """Without its end, and with a space for every colour code."""
     cut: bool
-    """True where the file ends inside the line."""
-    overlong: bool
-    """True where the line is too long to be one; ``text`` is then only its beginning."""
+    """True where the file ends inside the line, or it is longer than any."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -172,16 +169,12 @@ def read_lines(path: Path) -> Iterator[Line]:
             begin = cast(io.BufferedReader, file.buffer).peek(2)[:2]
             if begin in (b"\xff\xfe", b"\xfe\xff"):
                 raise LogError(f"{path}: is UTF-16 text; convert it to UTF-8")
-            number = 0
-            while text := file.readline(MAX_LINE_CHARACTERS):
-                number += 1
-                end = text
-                overlong = len(text) == MAX_LINE_CHARACTERS and not text.endswith("\n")
-                while overlong and end and not end.endswith("\n"):
-                    end = file.readline(MAX_LINE_CHARACTERS)
+            for number, line in enumerate(file, 1):
+                text = line[:MAX_LINE_CHARACTERS].removesuffix("\n")
                 if "\x1b" in text:
                     text = _COLOUR.sub(" ", text)
-                yield Line(number, text.removesuffix("\n"), not end.endswith("\n"), overlong)
+                is_whole = line.endswith("\n") and len(line) <= MAX_LINE_CHARACTERS
+                yield Line(number, text, not is_whole)
     except FileNotFoundError:
         raise LogError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -208,6 +201,16 @@ class Fields:
     unknown: list[str] = field(default_factory=list)
     """Labels that are not in the table."""
 
+    @property
+    def loss(self) -> float | None:
+        """The loss, NaN where the line has none; None where it says nothing of it."""
+        loss: float | None = self.values.get("loss")
+        skipped = self.values.get("skipped")
+        if loss is None and skipped is not None:
+            # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
+            return None if skipped and not self.values.get("nan") else math.nan
+        return loss
+
     def take(self, part: str, table: Mapping[str, Row], what: str) -> None:
         """Take what stands between two bars."""
         found = _LABELLED.fullmatch(part)
@@ -229,23 +232,9 @@ class Fields:
             self.values[row.name] = row.kind(text)
 
 
-class IterationLine(Fields):
-    """The line that Megatron prints at the end of an iteration."""
-
-    @property
-    def loss(self) -> float | None:
-        """The loss, NaN where the line has none; None where it says nothing of it."""
-        loss: float | None = self.values.get("loss")
-        skipped = self.values.get("skipped")
-        if loss is None and skipped is not None:
-            # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
-            return None if skipped and not self.values.get("nan") else math.nan
-        return loss
-
-
-def iteration_line(line: Line) -> IterationLine | None:
+def iteration_line(line: Line) -> Fields | None:
     """Read an iteration line; None where it holds no field of one."""
-    found, head = IterationLine(line.number, line.text), _HEAD.search(line.text)
+    found, head = Fields(line.number, line.text), _HEAD.search(line.text)
     first, *parts = line.text[head.start() if head else 0 :].split("|")
     if start := _START.fullmatch(first):
         found.texts |= {name: text for name, text in start.groupdict().items() if text}
@@ -284,10 +273,10 @@ def read_log(path: Path) -> Log:
         LogError: there is no readable file at ``path``, or it is UTF-16.
     """
     log = Log(path=path, settings=settings_from_name(path.name))
-    reader, before = _Reader(log), ""
+    reader = _Reader(log)
     for line in read_lines(path):
-        reader.feed(line, before)
-        before, log.ends_mid_line = line.text, line.cut
+        reader.feed(line)
+        reader.before, log.ends_mid_line = line.text, line.cut
     reader.facts.finish()
     if log.iterations and not reader.by_lines:
         log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
@@ -339,6 +328,8 @@ class _Reader:
         self.log = log
         self.facts = RunFacts(log)
         self.open = _Open()
+        self.before = ""
+        """The line before."""
         self.by_lines = False
         """True once an iteration line has been read."""
         self._labels: set[str] = set()
@@ -353,7 +344,7 @@ class _Reader:
         shown = printable(text[:_REJECT_CHARACTERS]).strip()
         self.log.rejects.append(Reject(number, reason, shown))
 
-    def feed(self, line: Line, before: str) -> None:
+    def feed(self, line: Line) -> None:  # noqa: C901 - a branch a kind of line
         text = line.text
         if "<TIMER:" in text:
             timers = PATTERNS["interval_timer"].findall(text)
@@ -363,30 +354,26 @@ class _Reader:
         kinds = [kind for mark, kind in _MARKS.items() for _ in range(text.count(mark))]
         kinds += ["iteration"] if any(mark in text for mark in _ITERATION_MARKS) else []
         problem = RUN_TOGETHER if len(kinds) > 1 else ""
-        if line.overlong:
-            problem = f"a line of over {MAX_LINE_CHARACTERS} characters"
         self.log.recognised |= bool(kinds)
         if "iteration" in kinds:
             # With a problem, too, it ends an iteration: what came before is not the next one's.
-            damaged = IterationLine(line.number, text, problem)
+            damaged = Fields(line.number, text, problem)
             if found := damaged if problem else iteration_line(line):
                 self._end_by_line(found)
         elif problem:
             self.reject(line.number, problem, text)
-        elif not line.cut:  # else the iteration that it belongs to is cut off as well
-            self._add(kinds[0] if kinds else "", line, before)
-
-    def _add(self, kind: str, line: Line, before: str) -> None:
-        if kind == "timers":
+        elif line.cut:  # the iteration that it belongs to is cut off as well
+            return
+        elif "timers" in kinds:
             self._add_timers(timer_line(line))
-        elif kind == "progress":
-            self._add_progress(line.number, line.text)
-        elif kind == "memory":
-            self._add_memory(line.number, line.text, before)
-        elif not self._add_profile(line.number, line.text):
-            self.open.new_run |= self.facts.feed(line.text)
+        elif "progress" in kinds:
+            self._add_progress(line.number, text)
+        elif "memory" in kinds:
+            self._add_memory(line.number, text)
+        elif not self._add_profile(line.number, text):
+            self.open.new_run |= self.facts.feed(text)
 
-    def _end_by_line(self, line: IterationLine) -> None:
+    def _end_by_line(self, line: Fields) -> None:
         log = self.log
         if not self.by_lines:  # what timers have ended so far belongs to this first iteration
             known = [(name, getattr(r, name)) for r in log.iterations for name in _PHASE_NAMES]
@@ -424,7 +411,7 @@ class _Reader:
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self.open, self._left_out = _Open(), 0
 
-    def _number(self, line: IterationLine) -> int:
+    def _number(self, line: Fields) -> int:
         """The iteration that a line names, or that its samples or DeepSpeed's step come to."""
         values, settings = line.values, self.log.settings
         batch: Any = values.get("global_batch_size") or settings.get("global_batch_size") or 0
@@ -474,7 +461,7 @@ class _Reader:
         elif ", skipped=" in text:
             self.reject(number, "a progress line that cannot be read", text)
 
-    def _add_memory(self, number: int, text: str, before: str) -> None:
+    def _add_memory(self, number: int, text: str) -> None:
         """DeepSpeed's ``memory_breakdown``: a title, a line of the device, a line of the host."""
         is_host, device = "CPU Virtual" in text, self._device
         self._device = None
@@ -485,7 +472,7 @@ class _Reader:
             # Lines of other ranks may stand between the line of the device and that of the host.
             device |= _figures(found)
         else:
-            title = None if is_host else _title(before, text)
+            title = None if is_host else _title(self.before, text)
             row = {"line": number, "title": title, "iteration": None, **_figures(found)}
             self._device = None if is_host else row
             self.log.memory.append(row)
@@ -714,14 +701,9 @@ def settings_from_name(name: str) -> dict[str, Setting]:
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read a ``metrics.jsonl``; lines that are not an event are counted and left out.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    events, rejected = read_json_lines(path)
+    """Read a ``metrics.jsonl``; lines that are not an event are left out."""
     metrics = Metrics(path)
-    for event in events:
+    for event in json_lines(path):
         kind = event.get("event")
         if kind == "start":
             # A second start is a second run in the same file: the last one is the log's.
@@ -732,9 +714,6 @@ def read_metrics(path: Path) -> Metrics:
             metrics.evaluations.append(event)
         elif kind == "iteration" and isinstance(event.get("iteration"), int):
             metrics.iterations[event["iteration"]] = event
-        else:
-            rejected += 1
-    metrics.rejected_lines = rejected
     return metrics
 
 
@@ -746,15 +725,12 @@ def attach_metrics(log: Log) -> None:
     another.
     """
     path = log.path.parent / "metrics.jsonl"
-    try:
-        metrics = read_metrics(path)
-    except OSError:
+    if not path.is_file():
         return
+    metrics = read_metrics(path)
     if not _fits(log, metrics):
         log.notes.append(f"{path.name} beside {log.path.name} does not fit it; left out")
         return
-    if metrics.rejected_lines:
-        log.notes.append(f"{path.name}: {metrics.rejected_lines} unreadable lines left out")
     log.metrics = metrics
     records = {record.iteration: record for record in log.iterations}
     for number, event in metrics.iterations.items():

@@ -5,7 +5,6 @@ A value that nobody gives is ``None``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,7 +86,6 @@ class Metrics:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """Events of the validation split, in the order of the file."""
     end: dict[str, Any] = field(default_factory=dict)
-    rejected_lines: int = 0
 
     def loss(self, iteration: int) -> float | None:
         """Return the exact loss; NaN or infinite when the trainer said so."""
@@ -183,22 +181,3 @@ def as_number(value: object) -> float | None:
         return float(value)
     except (ValueError, OverflowError):
         return None
-
-
-def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects of a JSON-lines file, and how many lines hold none.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    objects, rejected = [], 0
-    for line in path.read_bytes().decode(errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            objects.append(value)
-        else:
-            rejected += bool(line.strip())
-    return objects, rejected

@@ -1,10 +1,8 @@
 """The report of a sweep: ``python -m parse.report SWEEP_DIR``, from the repository's root.
 
 Reads every run once and writes the sweep's tables, ``report.md`` and ``report.html`` with the
-figures that are drawn. ``--index`` also lists all sweeps of its results folder in their
-``index.html``; given the results folder itself, it writes nothing else. Exit code 0 when every
-engine is held to be valid against the reference engine (equal to it, for a bitwise gate), 1 when
-one is not, 2 when there is no sweep.
+figures that are drawn. Exit code 0 when every engine is held to be valid against the reference
+engine (equal to it, for a bitwise gate), 1 when one is not, 2 when there is no sweep.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import html
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,7 +23,7 @@ from urllib.parse import quote
 import jinja2
 import markupsafe
 
-from configs.cli import Parser, add_warmup, complain, run_command, say
+from configs.cli import Parser, add_warmup, run_command, say
 from configs.files import read_json, write_json, write_text
 from parse.compare import (
     NOT_COMPARED,
@@ -56,16 +54,10 @@ from parse.verdict import ON_CPU, log_notes
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 MISSING = "missing"
 FINDINGS_FILE = "findings.json"
-"""Beside the tables of a sweep: what the index and programs say of it."""
-INDEX_FILE = "index.html"
-_INDEX_MARK = '<meta name="generator" content="parse.report --index">'
-"""An index of ours holds it."""
+"""Beside the tables of a sweep: what the report says, for programs."""
 _TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
 _HEADLINES = 8
 """Comparisons up to which each has its line at the top; more are counted."""
-_INDEX_HEADLINES = 3
-_LARGEST_SVG_BYTES = 1_500_000
-"""An SVG beyond this, a scatter of many samples, goes into the page as PNG."""
 
 
 @dataclass
@@ -87,7 +79,7 @@ class ParsedSweep:
 
 
 def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
-    """Write the tables of a sweep folder, and ``findings.json`` for the index and for programs.
+    """Write the tables of a sweep folder, and ``findings.json`` for programs.
 
     Paths in the tables are relative to the sweep folder, and runs without a log are among them.
 
@@ -119,20 +111,10 @@ def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
     parsed = ParsedSweep(folder, index, runs, found, {})
     parsed.context = _context(parsed, comparisons, warmup)
     with writing(out):
-        write_json(out / FINDINGS_FILE, _for_index(parsed))
+        about = {key: parsed.context[key] for key in ("name", "description", "headline")}
+        about |= {"study": study.name, "findings": [finding._asdict() for finding in found]}
+        write_json(out / FINDINGS_FILE, about)
     return parsed
-
-
-def _for_index(parsed: ParsedSweep) -> dict[str, Any]:
-    context, measured = parsed.context, parsed.context["measured"]
-    return {
-        **{key: context[key] for key in ("name", "description", "headline")},
-        "study": context["study"].name,
-        "source": f"simulated on {machine}" if (machine := context["machine"]) else measured,
-        "runs": context["statuses"],
-        "state": "" if context["machine"] else "ok" if parsed.all_hold else "bad",
-        "findings": [finding._asdict() for finding in parsed.findings],
-    }
 
 
 def write_report(parsed: ParsedSweep) -> None:
@@ -166,24 +148,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("python -m parse.report", "Report a sweep.")
     parser.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR")
     add_warmup(parser)
-    parser.add_argument(
-        "--index",
-        action="store_true",
-        help="also write index.html of the results folder, or of the folder given",
-    )
     args = parser.read(argv)
-    if args.index and not (args.sweep_dir / SWEEP_FILE).exists():
-        say(str(write_index(args.sweep_dir)))
-        return 0
-    return report(parse_sweep(args.sweep_dir, args.warmup), index=args.index)
+    return report(parse_sweep(args.sweep_dir, args.warmup))
 
 
-def report(parsed: ParsedSweep, *, index: bool) -> int:
+def report(parsed: ParsedSweep) -> int:
     """Write the report of a sweep, and say its verdicts; returns the exit code.
-
-    Args:
-        parsed: The sweep.
-        index: Whether to list it in its results folder, too.
 
     Raises:
         LogError: as :func:`write_report` does.
@@ -191,41 +161,7 @@ def report(parsed: ParsedSweep, *, index: bool) -> int:
     write_report(parsed)
     for finding in parsed.findings:
         say(one_line(f"{finding.label}: {finding.verdict}"))
-    if index:
-        parent = parsed.folder.resolve().parent
-        try:
-            write_index(parent.parent if parent.name.startswith("simulated-") else parent)
-        except LogError as error:  # The report itself is there.
-            complain(f"parse.report: no index: {error}")
     return int(not parsed.all_hold)
-
-
-def write_index(results: Path) -> Path:
-    """Write ``index.html`` of all sweeps of a results folder that have a report.
-
-    Raises:
-        LogError: there is none, a file of that name is not ours, or it cannot be written.
-    """
-    sweeps = []
-    places = ("*/report.html", "simulated-*/*/report.html")
-    reports = (path for place in places for path in results.glob(place))
-    for path in sorted(reports):
-        found = read_json(path.parent / "tables" / FINDINGS_FILE)
-        if found and (path.parent / SWEEP_FILE).is_file():
-            link = quote(path.relative_to(results).as_posix(), errors="replace")
-            lines = found.get("headline") or []
-            more = max(0, len(lines) - _INDEX_HEADLINES)
-            shown = {"headline": lines[:_INDEX_HEADLINES], "more": more, "link": f"./{link}"}
-            sweeps.append(found | shown)
-    if not sweeps:
-        raise LogError(f"{results}: holds no sweep with a report")
-    path = results / INDEX_FILE
-    with writing(results):
-        if path.exists() and _INDEX_MARK not in path.read_text(encoding="utf-8", errors="replace"):
-            raise LogError(f"{path}: is not an index of ours; move it away")
-        context = {"name": results.resolve().name, "sweeps": sweeps, "mark": _INDEX_MARK}
-        write_text(path, render_html(context, "index").encode(errors="replace").decode())
-    return path
 
 
 # What the report says
@@ -497,39 +433,33 @@ def find_figures(
     Returns:
         What the templates show of each page of each figure; ``figure`` is its name.
     """
-    files: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("[!.]*")):
-        if path.suffix in (".png", ".svg", ".pdf") and path.is_file():
-            files.setdefault(path.stem, {})[path.suffix[1:]] = path
     entries = []
-    for stem, paths in files.items():
-        page = re.fullmatch(r"(?P<figure>.+)-page-(?P<number>\d+)", stem)
-        figure, number = (page["figure"], int(page["number"])) if page else (stem, 1)
-        if "png" in paths or "svg" in paths:
-            rank = wanted.index(figure) if figure in wanted else len(wanted)
-            title = titles.get(figure, figure) + (f" (page {number})" if page else "")
-            entry = {"figure": figure, "title": title, **_figure_entry(paths, source)}
-            entries.append((rank, figure, number, entry))
+    for path in folder.glob("[!.]*.png"):
+        page = re.fullmatch(r"(?P<figure>.+)-page-(?P<number>\d+)", path.stem)
+        figure, number = (page["figure"], int(page["number"])) if page else (path.stem, 1)
+        rank = wanted.index(figure) if figure in wanted else len(wanted)
+        title = titles.get(figure, figure) + (f" (page {number})" if page else "")
+        entry = {"figure": figure, "title": title, **_figure_entry(path, source)}
+        entries.append((rank, figure, number, entry))
     return [entry for *_, entry in sorted(entries, key=lambda item: item[:3])]
 
 
-def _figure_entry(paths: Mapping[str, Path], source: str) -> dict[str, Any]:
+def _figure_entry(png: Path, source: str) -> dict[str, Any]:
     """Describe a figure for the templates, with links relative to the report."""
-    links = {kind: f"./figures/{quote(p.name, errors='replace')}" for kind, p in paths.items()}
-    contents = {kind: path.read_bytes() for kind, path in paths.items() if kind != "pdf"}
-    svg = contents.get("svg", b"")
-    said = re.search(rb"<desc>(.{1,4000}?)</desc>", svg[:20_000], re.DOTALL)
+    files = [
+        path for kind in ("png", "pdf", "svg") if (path := png.with_suffix(f".{kind}")).is_file()
+    ]
+    svg = files[-1].read_bytes()[:20_000] if files[-1].suffix == ".svg" else b""
+    said = re.search(rb"<desc>(.{1,4000}?)</desc>", svg, re.DOTALL)
     description = html.unescape(" ".join(said[1].decode(errors="replace").split())) if said else ""
     named = re.findall(r"\w+", description.lower())
     sources = [word for word in SOURCES if word in named]
-    is_small = 0 < len(svg) <= _LARGEST_SVG_BYTES
-    kind, mime = ("svg", "svg+xml") if is_small or "png" not in contents else ("png", "png")
+    data = base64.b64encode(png.read_bytes()).decode("ascii")
     return {
         "source": source if sources in ([], [MEASURED]) else " and ".join(sources),
         "description": description,
-        "links": links,
-        "image": links.get("png") or links["svg"],
-        "data_uri": f"data:image/{mime};base64,{base64.b64encode(contents[kind]).decode('ascii')}",
+        "links": {p.suffix[1:]: f"./figures/{quote(p.name, errors='replace')}" for p in files},
+        "data_uri": f"data:image/png;base64,{data}",
     }
 
 
@@ -538,10 +468,8 @@ def _figure_entry(paths: Mapping[str, Path], source: str) -> dict[str, Any]:
 # ours, by their hashes, and no request at all.
 
 
-def render_html(context: dict[str, Any], template: str = "report") -> str:
+def render_html(context: dict[str, Any]) -> str:
     """Return one page that works offline, with style, script and figures in it."""
-    environment = _environment(autoescape=True)
-    environment.filters["line"] = one_line
     style, script = (
         markupsafe.Markup((TEMPLATES / name).read_text(encoding="utf-8"))
         for name in ("report.css", "report.js")
@@ -554,26 +482,28 @@ def render_html(context: dict[str, Any], template: str = "report") -> str:
         f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; "
         f"script-src 'sha256-{hashes[1]}'; base-uri 'none'; form-action 'none'"
     )
-    page = environment.get_template(f"{template}.html.j2")
-    return page.render(context, style=style, script=script, policy=policy)
+    more = {"style": style, "script": script, "policy": policy}
+    return _render("report.html.j2", context | more, autoescape=True, line=one_line)
 
 
 def render_markdown(context: dict[str, Any]) -> str:
     """Return the same for a repository; what logs say is escaped by the filter ``text``."""
-    environment = _environment(autoescape=False)
-    environment.filters["text"] = _escape
-    environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
-    return environment.get_template("report.md.j2").render(context).rstrip("\n") + "\n"
+    filters = {"text": _escape, "code": lambda text: one_line(f".{text}")[1:]}
+    return _render("report.md.j2", context, autoescape=False, **filters).rstrip("\n") + "\n"
 
 
-def _environment(autoescape: bool) -> jinja2.Environment:
-    return jinja2.Environment(
+def _render(
+    name: str, context: dict[str, Any], *, autoescape: bool, **filters: Callable[[Any], str]
+) -> str:
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=autoescape,
     )
+    environment.filters |= filters
+    return environment.get_template(name).render(context)
 
 
 def _escape(text: object) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.files import read_given_json, read_json
+from configs.files import json_lines, read_given_json, read_json
 from configs.naming import Namer
 from configs.study import Study, default_study, study_from
 from parse.log import read_log
@@ -27,7 +27,6 @@ from parse.records import (
     after_warmup,
     as_table,
     finite,
-    read_json_lines,
 )
 from parse.verdict import FAILED, LossVerdict, judge_log
 
@@ -35,24 +34,14 @@ MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published"
 """Where figures come from: column ``source`` of tables, and what reports say of them."""
 SWEEP_FILE = "sweep.json"
 MONITOR_FILE = "monitor.jsonl"
-SAMPLE_COLUMNS = {
-    "time_s": "Float64",
-    "host_used_bytes": "Int64",
-    "host_free_bytes": "Int64",
-    "cpu_percent": "Float64",
-    "device_id": "Int64",
-    "gpu_util_percent": "Float64",
-    "gpu_memory_used_bytes": "Int64",
-    "pcie_tx_bytes_per_s": "Int64",
-    "pcie_rx_bytes_per_s": "Int64",
-    "host_pss_bytes": "Int64",
-    "machine_used_bytes": "Int64",
-    "gpu_memory_run_bytes": "Int64",
-}
+SAMPLE_COLUMNS = (
+    *("time_s", "host_used_bytes", "host_free_bytes", "cpu_percent", "device_id"),
+    *("gpu_util_percent", "gpu_memory_used_bytes", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"),
+    *("machine_used_bytes", "gpu_memory_run_bytes"),
+)
 """Columns of a sample in ``monitor.jsonl``; ``time_s`` counts from the run's start. Memory of the
-run's own processes is ``host_used_bytes`` (resident), ``host_pss_bytes`` (pages that they share
-counted once; not in every sample) and ``gpu_memory_run_bytes``; that of the whole machine
-``machine_used_bytes`` and ``gpu_memory_used_bytes``."""
+run's own processes is ``host_used_bytes`` (resident) and ``gpu_memory_run_bytes``; that of the
+whole machine ``machine_used_bytes`` and ``gpu_memory_used_bytes``."""
 GIB = 2**30
 _OF_MODEL = {
     "num_layers": "model.layers",
@@ -96,16 +85,9 @@ class Run:
         """Samples of the run folder's ``monitor.jsonl``; a figure that one lacks is None."""
         if not self.run_json:
             return []
-        try:
-            rows, damaged = read_json_lines(self.log.path.parent / MONITOR_FILE)
-        except OSError:
-            return []
-        found = [{n: _figure(row.get(n), kind) for n, kind in SAMPLE_COLUMNS.items()}
-                 for row in rows]  # fmt: skip
-        samples = [sample for sample in found if sample["time_s"] is not None]
-        if damaged := damaged + len(found) - len(samples):
-            self.log.notes.append(f"{MONITOR_FILE}: {damaged} unreadable lines left out")
-        return samples
+        rows = json_lines(self.log.path.parent / MONITOR_FILE)
+        found = [{name: _figure(row.get(name)) for name in SAMPLE_COLUMNS} for row in rows]
+        return [sample for sample in found if sample["time_s"] is not None]
 
     @property
     def campaign(self) -> Path:
@@ -249,7 +231,7 @@ def read_values(path: Path) -> Log:
         values = read_given_json(path)
     except ConfigError as error:
         raise LogError(str(error)) from None
-    numbers = {name: _figure(value, "Float64") for name, value in values.items()}
+    numbers = {name: _figure(value) for name, value in values.items()}
     record = Iteration(1, tflops=numbers.get("tflops"))
     if (iteration_ms := numbers.get("iteration_ms")) is not None:
         record.iteration_s = iteration_ms / 1000
@@ -350,12 +332,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _figure(value: object, kind: str) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _figure(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if kind == "Float64":
-        return float(value)
-    return int(value) if value == int(value) and abs(value) < 2**63 else None
+    return value if math.isfinite(value) else None
 
 
 # Names of runs that are read together

@@ -1,13 +1,13 @@
 """Runs to tables: runs, iterations, memory, samples, rejects, and the study that they are of.
 
-Each is a CSV and a Parquet file with the same content. A cell is empty where nothing says what
-belongs there.
+Each is a CSV file. A cell is empty where nothing says what belongs there.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +21,7 @@ from configs.study import Study
 from parse.records import LogError, after_warmup, as_number
 from parse.run import GIB, SAMPLE_COLUMNS, Run, group_points
 
-Rows = Sequence[Mapping[str, Any]]
-Types = Mapping[str, str]
-"""Column to ``string``, ``Int64`` or ``Float64``, as pandas calls them."""
-
 STUDY_FILE = "study.json"
-_LARGEST = 2**63 - 1
 _FORMULA = re.compile(r"'*[-=+@\t\r]")
 """A text that a spreadsheet takes for a formula, or that looks like a guarded one."""
 _TIMERS = (
@@ -34,18 +29,8 @@ _TIMERS = (
     *("update", "optimizer_step"),
 )
 """Times that DeepSpeed's timers print, whichever of them the study calls a phase."""
-_KINDS = {"int": "Int64", "bool": "Int64", "float": "Float64", "str": "string"}
 _EVALUATION = {"validation_loss": "loss", "validation_perplexity": "perplexity"}
 """Columns of an evaluation on the validation split, and their names in ``metrics.jsonl``."""
-_USAGE = (
-    *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
-    *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent"),
-)
-
-
-def field_columns(study: Study, names: Sequence[str]) -> dict[str, str]:
-    """Return the columns of some of a study's fields; a switch that is on is 1."""
-    return {name: _KINDS[study.fields[name].type] for name in names}
 
 
 def engine_fields(study: Study) -> list[str]:
@@ -53,24 +38,12 @@ def engine_fields(study: Study) -> list[str]:
     return [name for name, row in study.fields.items() if row.only_some_engines]
 
 
-def _time_names(study: Study) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*_TIMERS, *study.phases)))
+def _times(study: Study) -> list[str]:
+    return [f"{name}_ms" for name in dict.fromkeys((*_TIMERS, *study.phases))]
 
 
-def _strings(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "string")
-
-
-def _integers(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "Int64")
-
-
-def _floats(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "Float64")
-
-
-def run_columns(study: Study) -> dict[str, str]:
-    """Return the columns of ``runs.csv`` and their types.
+def run_columns(study: Study) -> list[str]:
+    """Return the columns of ``runs.csv``.
 
     Times are over the iterations after the warm-up, in ms: ``*_median_ms`` is what tables, figures
     and speed-ups go by, ``*_ms`` the mean. Rates go by the median too.
@@ -81,53 +54,39 @@ def run_columns(study: Study) -> dict[str, str]:
     over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
     of the run's last evaluation. ``point`` is the same in repeats of one point, as
     ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
-    the run was started.
+    the run was started. A switch that is on is 1.
     """
     own = engine_fields(study)
-    return {
-        **_strings("path", "model"),
-        **_integers("tp", "dp", "global_batch_size", "micro_batch_size"),
-        **field_columns(study, [name for name in study.fields if name not in own]),
-        **_strings("engine"),
-        **field_columns(study, own),
-        **_integers("iterations"),
-        **_floats(*(f"{name}_ms" for name in _time_names(study)), "tflops"),
-        **_strings("loss_first", "loss_last", "verdict"),
-        **_integers("parameters"),
-        **_strings("verdict_detail", "label", "case", "status", "device", "hardware"),
-        **_integers("num_ranks", "vocab_size", "warmup_iterations", "timed_iterations"),
-        **_floats(*(f"{name}_median_ms" for name in ("iteration", *study.phases))),
-        **_integers("rejects", "accumulation", "seed", "repeat"),
-        **_strings("point_key"),
-        **_floats("update_rate", "samples_per_s"),
-        **_strings("run_id", "started", "source"),
-        **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
-        **_floats(*_EVALUATION, *study.results),
-        **_strings("point", "older", "busy"),
-        **_floats(*(name for name in _USAGE if name not in study.results)),
-    }
+    columns = [
+        *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size"),
+        *(name for name in study.fields if name not in own),
+        *("engine", *own, "iterations", *_times(study), "tflops"),
+        *("loss_first", "loss_last", "verdict", "parameters", "verdict_detail"),
+        *("label", "case", "status", "device", "hardware", "num_ranks", "vocab_size"),
+        *("warmup_iterations", "timed_iterations"),
+        *(f"{name}_median_ms" for name in ("iteration", *study.phases)),
+        *("rejects", "accumulation", "seed", "repeat", "point_key", "update_rate"),
+        *("samples_per_s", "run_id", "started", "source", "pp", "dtype", "zero_stage"),
+        *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
+        *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
+        *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent"),
+    ]
+    return list(dict.fromkeys(columns))
 
 
-_RUN_COLUMNS_OF_ALL = _strings("path", "label", "case", "engine")
+_OF_RUN = ("path", "label", "case", "engine")
 """Columns by which other tables name the run that a row belongs to."""
-_NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
 _OTHER_COLUMNS = {
-    "memory": {
-        **_integers("iteration", "line"),
-        **_strings("title"),
-        **_floats("allocated_gib", "max_allocated_gib", "cached_gib", "max_cached_gib"),
-        **_floats("host_used_gib", "host_percent"),
-    },
-    "throughput": {
-        **_integers("line", "step", "micro_step"),
-        **_floats("running_samples_per_s", "current_samples_per_s"),
-        **_floats("allocated_gib", "max_allocated_gib"),
-    },
-    "profile": {
-        **_integers("line", "step"),
-        **{"quantity": "string", "value": "Float64", "unit": "string"},
-    },
-    "rejects": {"line": "Int64", **_strings("reason", "text")},
+    "memory": (
+        *("iteration", "line", "title", "allocated_gib", "max_allocated_gib", "cached_gib"),
+        *("max_cached_gib", "host_used_gib", "host_percent"),
+    ),
+    "throughput": (
+        *("line", "step", "micro_step", "running_samples_per_s", "current_samples_per_s"),
+        *("allocated_gib", "max_allocated_gib"),
+    ),
+    "profile": ("line", "step", "quantity", "value", "unit"),
+    "rejects": ("line", "reason", "text"),
     "monitor": SAMPLE_COLUMNS,
 }
 """Columns of the tables that there are only where they have rows. ``line`` is the position in the
@@ -135,27 +94,25 @@ log, from 1; a throughput line's ``step`` counts the updates since the process w
 run that begins at a checkpoint counts from 1 too."""
 
 
-def _iteration_columns(study: Study) -> dict[str, str]:
+def _iteration_columns(study: Study) -> list[str]:
     """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
-    return {
-        **field_columns(study, engine_fields(study)),
-        **{"iteration": "Int64", "warmup": "Int64", "loss": "string"},
-        **_floats(*(f"{name}_ms" for name in _time_names(study)), *_NUMBERS),
-        **{"tokens": "Int64", "skipped": "Int64", "source": "string"},
-        **_floats(*_EVALUATION),
-    }
+    return [
+        *(*engine_fields(study), "iteration", "warmup", "loss", *_times(study)),
+        *("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib"),
+        *("tokens", "skipped", "source", *_EVALUATION),
+    ]
 
 
 def write_tables(
     runs: Sequence[Run], out: Path, warmup: int, base: Path | None = None
 ) -> list[Path]:
-    """Write all tables that have rows, as CSV and Parquet, and ``study.json`` beside them.
+    """Write all tables that have rows, and ``study.json`` beside them.
 
     ``runs`` and ``iterations`` are always written; older files of ours are replaced. Paths in the
     tables are relative to ``base``, if there is one.
 
     Returns:
-        The CSV files; each has a Parquet file of its stem beside it.
+        The files of the tables.
 
     Raises:
         LogError: the folder holds tables of somebody else, or cannot be written.
@@ -178,9 +135,9 @@ def write_tables(
         "monitor": lambda run: run.samples,
     }
     columns = {
-        "runs": run_columns(study) | _strings(*of_model),
-        "iterations": _RUN_COLUMNS_OF_ALL | _iteration_columns(study),
-        **{name: _RUN_COLUMNS_OF_ALL | own for name, own in _OTHER_COLUMNS.items()},
+        "runs": [*run_columns(study), *of_model],
+        "iterations": [*_OF_RUN, *_iteration_columns(study)],
+        **{name: [*_OF_RUN, *own] for name, own in _OTHER_COLUMNS.items()},
     }
     written = []
     with writing(out):
@@ -194,7 +151,6 @@ def write_tables(
                 written.append(path)
             else:
                 path.unlink(missing_ok=True)
-                path.with_suffix(".parquet").unlink(missing_ok=True)
     return written
 
 
@@ -202,8 +158,7 @@ def _refuse_foreign_tables(out: Path, names: Sequence[str]) -> None:
     """Refuse to replace tables in a folder that has no study of ours beside them."""
     if "engines" in read_json(out / STUDY_FILE):
         return
-    ours = [STUDY_FILE, *(f"{name}{suffix}" for name in names for suffix in (".csv", ".parquet"))]
-    for name in ours:
+    for name in (STUDY_FILE, *(f"{name}.csv" for name in names)):
         if (out / name).exists():
             raise LogError(f"{out / name}: not a file of this parser; choose another folder")
 
@@ -218,14 +173,14 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
     """Return what ``runs.csv`` says of a run besides its path, name and engine, by column."""
     log, settings, skipped = run.log, run.settings, run.warmup(warmup)
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
-    times = {name: run.times_ms(name, warmup) for name in _time_names(run.study)}
+    times = {name: run.times_ms(name.removesuffix("_ms"), warmup) for name in _times(run.study)}
     medians = {name: median(found) if found else None for name, found in times.items()}
     tflops = [r.tflops for r in after_warmup(log.iterations, skipped) if r.tflops is not None]
     end = log.metrics.end if log.metrics else {}
     return {
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
-        **{f"{name}_ms": fmean(found) if found else None for name, found in times.items()},
-        **{f"{name}_median_ms": found for name, found in medians.items()},
+        **{name: fmean(found) if found else None for name, found in times.items()},
+        **{name.replace("_ms", "_median_ms"): found for name, found in medians.items()},
         "iterations": len(log.iterations),
         "tflops": median(tflops) if tflops else None,
         # As text, so that a NaN that was measured is not an empty cell, which means unknown.
@@ -240,11 +195,11 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "num_ranks": log.world_size,
         "vocab_size": log.vocab_size,
         "warmup_iterations": skipped,
-        "timed_iterations": len(times["iteration"]),
+        "timed_iterations": len(times["iteration_ms"]),
         "rejects": len(log.rejects),
         "repeat": run.repeat,
-        "update_rate": _per_second(log.parameters, medians["update"]),
-        "samples_per_s": _per_second(settings.get("global_batch_size"), medians["iteration"]),
+        "update_rate": _per_second(log.parameters, medians["update_ms"]),
+        "samples_per_s": _per_second(settings.get("global_batch_size"), medians["iteration_ms"]),
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         "busy": run.busy,
@@ -259,9 +214,8 @@ def _usage(run: Run) -> dict[str, float | None]:
 
     ``running_samples_per_s`` is of the last throughput line, ``allocated_gib`` and
     ``max_allocated_gib`` the largest of all (of a rank's device; on a CPU the rank's resident
-    memory). ``host_peak_gib`` is of all the run's processes together, pages that they share counted
-    once where that was looked at; ``gpu_peak_gib`` of the fullest GPU; ``gpu_util_percent`` the
-    mean while the run held memory there.
+    memory). ``host_peak_gib`` is of all the run's processes together; ``gpu_peak_gib`` of the
+    fullest GPU; ``gpu_util_percent`` the mean while the run held memory there.
     """
 
     def peak_gib(*columns: str) -> float | None:
@@ -277,7 +231,7 @@ def _usage(run: Run) -> dict[str, float | None]:
         "running_samples_per_s": lines[-1]["running_samples_per_s"] if lines else None,
         "allocated_gib": max((line["allocated_gib"] for line in lines), default=None),
         "max_allocated_gib": max((line["max_allocated_gib"] for line in lines), default=None),
-        "host_peak_gib": peak_gib("host_pss_bytes", "host_used_bytes"),
+        "host_peak_gib": peak_gib("host_used_bytes"),
         "gpu_peak_gib": peak_gib("gpu_memory_run_bytes", "gpu_memory_used_bytes"),
         "gpu_util_percent": fmean(known) if known else None,
     }
@@ -307,7 +261,7 @@ def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
         yield {
             **same,
             **vars(record),
-            **{f"{name}_ms": record.phase_ms(name) for name in _time_names(run.study)},
+            **{name: record.phase_ms(name.removesuffix("_ms")) for name in _times(run.study)},
             "loss": None if loss is None else repr(loss),
             "warmup": int(position < skipped),
             **evaluated.get(record.iteration, {}),
@@ -328,54 +282,34 @@ def writing(folder: Path) -> Iterator[None]:
         raise LogError(f"{where}: cannot be read or written: {error.strerror}") from None
 
 
-def write_table(path: Path, rows: Rows, types: Types) -> None:
-    """Write ``path`` as CSV and the Parquet file beside it.
-
-    Args:
-        path: The CSV; the Parquet file has its stem.
-        rows: Dicts by column; what ``types`` does not name is left out.
-        types: The columns.
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> None:
+    """Write rows, dicts by column, as CSV; what ``columns`` does not name is left out.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: the file cannot be written.
     """
-    import pandas as pd  # here: what only reads logs need not wait for it
+    text, columns = io.StringIO(), list(columns)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    write_text(path, text.getvalue())
 
-    columns = {
-        name: pd.array([_cell(row.get(name), kind) for row in rows], dtype=kind)
-        for name, kind in types.items()
-    }
-    table = pd.DataFrame(columns)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}.parquet")
-    try:
-        table.to_parquet(beside, index=False)
-        beside.replace(path.with_suffix(".parquet"))
-    finally:
-        beside.unlink(missing_ok=True)
-    for name in (name for name, kind in types.items() if kind == "string"):
-        table[name] = table[name].map(guard, na_action="ignore")
-    write_text(path, table.to_csv(index=False, lineterminator="\n"))
+
+def _cell(value: object) -> str:
+    """Return a value as text; empty where there is none, and guarded where it is a text."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, int):
+        return str(int(value))
+    # A bare CR would end the row.
+    return guard(str(value).encode(errors="replace").decode().replace("\r", " "))
 
 
 def guard(cell: str) -> str:
     """Return a text that no spreadsheet takes for a formula: with an apostrophe in front.
 
-    Numbers stay as they are, those in a column of texts too.
+    Numbers stay as they are, those that are written as text too.
     """
     return f"'{cell}" if _FORMULA.match(cell) and as_number(cell) is None else cell
-
-
-def _cell(value: object, kind: str) -> str | float | None:
-    """A value as both forms can hold it; None where there is none."""
-    if value is None:
-        return None
-    if kind == "string":
-        # An empty text and a missing one are the same cell of a CSV, and a bare CR ends its row.
-        return str(value).encode(errors="replace").decode().replace("\r", " ") or None
-    assert isinstance(value, int | float)
-    if kind == "Int64":
-        return int(value) if abs(value) <= _LARGEST else None
-    try:
-        return None if math.isnan(value) else float(value)
-    except OverflowError:
-        return None

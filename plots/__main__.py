@@ -14,9 +14,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from configs.cli import Parser, add_study, complain, run_command, say
+from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
-from configs.study import load_study
 from plots.canvas import FORMATS, save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
@@ -26,10 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw figures; returns the exit code.
 
     Raises:
-        ConfigError: there are no tables, or the study or a figure's name is unknown.
+        ConfigError: there are no tables, or a figure's name is unknown.
     """
     args = _parser().read(argv)
-    study = load_study(args.study) if args.study else study_of(args.tables)
+    study = study_of(args.tables)
     known = figures(study)
     if args.list:
         for name, figure in known.items():
@@ -84,7 +83,6 @@ def _parser() -> Parser:
         "--expect", nargs="+", action="extend", default=[], metavar="NAME",
         help="what these runs are to show: say of no other figure why it is not drawn",
     )  # fmt: skip
-    add_study(parser, "the tables' own")
     parser.add_argument("--list", action="store_true", help="say what figures there are, and leave")
     return parser
 

@@ -34,8 +34,6 @@ from plots.units import ITERATION, TOTAL, UPDATE_RATE, Quantity, Scale, quantity
 _BAR_INCHES = 0.3
 _NAME_CHARACTERS = 34
 _TITLE_CHARACTERS = 66
-_SLIVER = 6.0
-"""Panels of a quantity whose longest bars differ so much have a scale each."""
 _LEAST_SHARE = 0.09
 """Least share of a panel as wide as the figure for a segment with its number inside."""
 _OTHERS = Style(colour="#999999")
@@ -191,20 +189,18 @@ def _bars(rows: pd.DataFrame) -> list[Bar]:
 
 
 def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str]) -> list[Figure]:
-    """Draw pages of rows of panels; a column of one quantity has one scale unless bars get lost."""
+    """Draw pages of rows of panels; a column of one quantity has one scale."""
     study, columns = tables.study, list(zip(*rows, strict=True))
     flat = [panel for row in rows for panel in row]
     scales = {
         one: one.scale(end for panel in flat if panel.quantity == one for end in panel.ends)
         for one in {panel.quantity for panel in flat}
     }
-    longest = [[max(panel.ends) for panel in column if panel.ends] for column in columns]
-    is_one_scale = all(max(ends) <= _SLIVER * min(ends) for ends in longest if ends)
-    is_shared = is_one_scale and len(scales) == len(columns)
-    note = "" if is_one_scale or len(scales) > len(columns) else "panels have scales of their own"
+    longest = [max(end for panel in column for end in [0.0, *panel.ends]) for column in columns]
+    is_shared = len(scales) == len(columns)
     counted = [value for panel in columns[0] for value in panel.values if value]
     paths = {path for panel in flat for bar in panel.bars for path in bar.rows["path"]}
-    about = [describe(counted), *notes, note, tables.provenance(paths)]
+    about = [describe(counted), *notes, tables.provenance(paths)]
     is_measured = any(value.measured for value in counted)
 
     def inches(row: Sequence[Panel]) -> float:
@@ -222,7 +218,7 @@ def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str])
             for axes, row in zip(grid, page, strict=True):
                 for column, (ax, panel) in enumerate(zip(axes, row, strict=True)):
                     scale = scales[panel.quantity]
-                    end = max(longest[column] if is_shared else panel.ends, default=0.0)
+                    end = longest[column] if is_shared else max(panel.ends, default=0.0)
                     _draw_panel(ax, panel, scale, study, _LEAST_SHARE * len(row) * end)
                     ax.tick_params(axis="y", labelleft=column == 0)
                     label = panel.quantity.label(scale, is_measured).replace("\n", " ")

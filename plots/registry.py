@@ -16,40 +16,33 @@ from plots.tables import PlotError, Tables
 from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
 _PARAMETERS = ("x", "y", "label")
+Draw = Callable[..., list[Figure]]
+"""Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says that
+the tables hold nothing of it or, unless it was asked for, nothing worth it."""
 
-
-class Kind(NamedTuple):
-    """One way to draw."""
-
-    draw: Callable[..., list[Figure]]
-    """Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says
-    that the tables hold nothing of it or, unless it was asked for, nothing worth it."""
-    required: tuple[str, ...] = ()
-    """Parameters that the study has to give."""
-    optional: tuple[str, ...] = ()
+KINDS: dict[str, tuple[Draw, tuple[str, ...]]] = {
+    "breakdown": (draw_breakdown, ()),
+    "loss": (draw_loss, ()),
+    "swept": (draw_swept, ("x", "y")),
+    "models": (draw_models, ()),
+    "memory": (draw_memory, ()),
+    "results": (draw_results, ("y",)),
+    "tradeoff": (draw_tradeoff, ("y",)),
+    "utilisation": (draw_utilisation, ()),
+}
+"""How each kind is drawn, and the parameters that the study has to give; one with an ``x`` may have
+a ``label`` of its axis."""
 
 
 class Drawing(NamedTuple):
     """A figure of a study that can be asked for."""
 
     row: FigureRow
-    kind: Kind
+    kind: Draw
 
     def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
-        """Draw its pages; see :class:`Kind`."""
-        return self.kind.draw(tables, self.row, asked=asked)
-
-
-KINDS = {
-    "breakdown": Kind(draw_breakdown),
-    "loss": Kind(draw_loss),
-    "swept": Kind(draw_swept, ("x", "y"), ("label",)),
-    "models": Kind(draw_models),
-    "memory": Kind(draw_memory),
-    "results": Kind(draw_results, ("y",)),
-    "tradeoff": Kind(draw_tradeoff, ("y",)),
-    "utilisation": Kind(draw_utilisation),
-}
+        """Draw its pages; see :data:`Draw`."""
+        return self.kind(tables, self.row, asked=asked)
 
 
 def figures(study: Study) -> dict[str, Drawing]:
@@ -63,15 +56,15 @@ def figures(study: Study) -> dict[str, Drawing]:
         where = f"study '{study.name}', figure '{name}'"
         if row.kind not in KINDS:
             raise PlotError(f"{where}: {explain.unknown('kind', row.kind, KINDS)}")
-        kind = KINDS[row.kind]
+        draw, required = KINDS[row.kind]
         given = {parameter for parameter in _PARAMETERS if getattr(row, parameter)}
-        taken = (*kind.required, *kind.optional)
-        if not given.issuperset(kind.required):
-            raise PlotError(f"{where}: kind '{row.kind}' needs {' and '.join(kind.required)}")
+        taken = (*required, "label") if "x" in required else required
+        if not given.issuperset(required):
+            raise PlotError(f"{where}: kind '{row.kind}' needs {' and '.join(required)}")
         for parameter in sorted(given.difference(taken)):
             known = ", ".join(taken) or "no parameter"
             raise PlotError(
                 f"{where}: {parameter} means nothing to kind '{row.kind}', which takes {known}"
             )
-        found[name] = Drawing(row, kind)
+        found[name] = Drawing(row, draw)
     return found

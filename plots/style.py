@@ -69,8 +69,6 @@ class Look:
     key: tuple[Any, ...]
     name: str = field(compare=False)
     """As in tables and reports."""
-    tag: str = field(compare=False)
-    """Below a bar."""
     style: Style = field(compare=False)
     is_reference: bool = field(compare=False)
     variant: int = field(compare=False)
@@ -108,10 +106,10 @@ class Looks:
         """The look of a run."""
         key = self._namer.engine_key(row)
         engine, variant = str(row.get("engine")), self._places[key]
+        is_reference = engine == self._study.reference
         return Look(
-            key, self._namer.engine(row), self._namer.engine_tag(row),
-            self._style(engine, variant), engine == self._study.reference, variant,
-        )  # fmt: skip
+            key, self._namer.engine(row), self._style(engine, variant), is_reference, variant
+        )
 
     def _style(self, engine: str, variant: int) -> Style:
         """Style of an engine; each variant past the first has a marker, hatch and dash of its own.

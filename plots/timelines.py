@@ -22,7 +22,6 @@ from plots.units import GIB
 
 _MOST_POINTS = 600
 """Most points of a line; more samples than a figure has pixels are averaged."""
-_DOTTED = (0, (1, 1.5))
 
 
 def draw_loss(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
@@ -88,14 +87,9 @@ class _Memory(NamedTuple):
     column: str
     label: str
     note: str
-    also: str = ""
-    """Column of a dotted line beside it."""
 
 
-_DEVICE = _Memory(
-    "allocated_gib", "device memory (GiB)", "device: allocated by rank 0, dotted: cached",
-    "cached_gib",
-)  # fmt: skip
+_DEVICE = _Memory("allocated_gib", "device memory (GiB)", "device: allocated by rank 0")
 _PROCESS = _Memory("allocated_gib", "process memory (GiB)", "process: rank 0's own, no device")
 _MACHINE = _Memory("host_used_gib", "machine's\nmemory (GiB)", "machine: all its processes")
 
@@ -148,14 +142,8 @@ def _is_known(lines: pd.DataFrame, column: str) -> bool:
 def _memory_panel(ax: Axes, block: pd.DataFrame, row: _Memory, last: bool) -> None:
     titles = _titles(block)
     for look, lines in sorted(block.groupby("look", sort=False), key=lambda item: item[0]):
-        for column in (row.column, row.also):
-            if not _is_known(lines, column):
-                continue
-            level = lines.groupby(["title", "nth"])[column].median().reindex(titles)
-            own = _line_style(look) if column == row.column else {
-                "color": look.alone.colour, "linestyle": _DOTTED, "linewidth": 1.2,
-            }  # fmt: skip
-            ax.plot(range(len(titles)), level.to_numpy(), **own)
+        level = lines.groupby(["title", "nth"])[row.column].median().reindex(titles)
+        ax.plot(range(len(titles)), level.to_numpy(), **_line_style(look))
     ax.set_ylabel(row.label)
     from_zero(ax)
     name_ticks(ax, range(len(titles)), [title if last else "" for title, _ in titles])

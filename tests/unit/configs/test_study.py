@@ -4,7 +4,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.naming import Namer, flat
-from configs.study import default_study, load_study, make_point, study_from, study_names
+from configs.study import default_study, load_study, study_from, study_names
 from configs.sweep import load_sweep, make_sweep, sweep_names
 
 STUDY = """
@@ -110,7 +110,7 @@ def test_its_points_are_named_by_what_varies_in_it(make):
     assert len(set(names)) == 6
     namer = Namer(study)
     last = flat(sweep.points(None)[-1])
-    assert (namer.engine(last), namer.engine_tag(last)) == ("overlapped depth 2", "O2")
+    assert namer.engine(last) == "overlapped depth 2"
 
 
 def test_a_point_of_a_study_has_a_log_name_with_its_fields(make):
@@ -252,10 +252,3 @@ def test_an_engine_may_limit_a_field_that_all_have():
 def test_engines_that_cannot_be_are_named(words, message):
     with pytest.raises(ConfigError, match=message):
         engines(words)
-
-
-def test_engines_that_differ_in_a_switch_have_tags_of_their_own():
-    point = make_point({"model": "tiny", "engine": "hybrid", "stride": 3})
-    namer = Namer(load_study("interleaved"))
-    assert namer.engine_tag(flat(point)) == "H3"
-    assert namer.engine_tag({**flat(point), "just_in_time": True}) == "H3+"

@@ -225,7 +225,6 @@ def test_an_error_in_one_step_costs_no_other(broken, code, said, tmp_path, capsy
     parsed = SimpleNamespace(folder=tmp_path, findings=[], all_hold=True)
     steps = {"parse.report.parse_sweep": lambda _folder: parsed,
              "parse.report.write_report": lambda _parsed: None,
-             "parse.report.write_index": lambda _folder: None,
              "plots.__main__.main": lambda _words: 0}  # fmt: skip
     for name, step in (steps | broken).items():
         monkeypatch.setattr(name, step)

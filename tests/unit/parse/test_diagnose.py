@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import tomllib
 from pathlib import Path
 
@@ -20,7 +19,6 @@ EXPECTED = {
     for kind, table in tomllib.loads((LOGS / "expected.toml").read_text()).items()
     for name, names in table.items()
 }
-MOST_BYTES = 8_000
 
 
 def names(path):
@@ -37,13 +35,6 @@ def test_every_log_is_expected_something_of():
     assert files == EXPECTED.keys()
     sick = [name for name, found in EXPECTED.items() if found and name.startswith("caused/")]
     assert len(sick) >= 30
-
-
-def test_logs_are_short_and_name_no_machine():
-    for path in LOGS.glob("*/*.log"):
-        assert path.stat().st_size < MOST_BYTES, path
-        folders = set(re.findall(r"(?<![\w.)/-])/([a-z]+)/\w", path.read_text()))
-        assert folders <= {"opt", "home", "pytorch", "usr"}, path
 
 
 def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
@@ -154,15 +145,6 @@ def test_a_log_of_throughput_alone_is_read_and_what_it_lacks_is_said(tmp_path, c
         assert "lines of DeepSpeed" in text
         assert f"no loss that is known here ({len(kept)} lines of DeepSpeed's own progress)" in text
         assert "print the loss of each step" in text
-
-
-@pytest.mark.parametrize("name", ["ds_batch_sizes", "ds_micro_batch_zero"])
-def test_batch_sizes_that_do_not_agree_are_told_in_deepspeed_s_words(name):
-    (illness,) = diagnose(LOGS / "caused" / f"{name}.log").illnesses
-    words = ("10 != 4 * 2 * 1", "Micro batch size per gpu: 0 has to be greater than 0")
-    assert any(word in illness.evidence for word in words)
-    for word in ("train_micro_batch_size_per_gpu", "ranks", "leave one of the three out"):
-        assert word in illness.remedy
 
 
 def test_a_folder_is_searched(tmp_path, capsys):

@@ -83,18 +83,13 @@ def test_damaged_values_are_an_error(tmp_path, text):
         read_values(path)
 
 
-def test_every_row_of_every_table_says_where_it_is_from(whole, tmp_path):
-    assert main([str(whole), "--out", str(tmp_path / "t")]) == 0
-    for name in ("runs", "iterations"):
+def test_every_row_of_every_table_says_where_it_is_from(whole, write_log, tmp_path):
+    assert main([str(whole), str(write_log()), "--out", str(tmp_path / "t")]) == 0
+    expected = {"runs": 1, "iterations": 5}
+    for name, measured in expected.items():
         found = [row["source"] for row in rows(tmp_path / "t" / f"{name}.csv")]
-        assert found == ["simulated"] * 3 + ["published"]
+        assert found == ["simulated"] * 3 + ["published"] + ["measured"] * measured
     assert {row["source"] for row in rows(tmp_path / "t" / "comparisons.csv")} == {"simulated"}
-
-
-def test_a_measured_run_says_so(write_log, tmp_path):
-    main([str(write_log()), "--out", str(tmp_path / "t")])
-    assert {row["source"] for row in rows(tmp_path / "t" / "runs.csv")} == {"measured"}
-    assert {row["source"] for row in rows(tmp_path / "t" / "iterations.csv")} == {"measured"}
 
 
 def test_nothing_of_a_prediction_is_warm_up(whole, tmp_path):

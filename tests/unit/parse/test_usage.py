@@ -53,14 +53,6 @@ def test_a_run_that_says_nothing_has_empty_cells_and_no_table(tables):
     assert not (out / "profile.csv").exists()
 
 
-def test_pages_that_processes_share_count_once_where_that_is_known(tables):
-    only_resident = sample(host_used_bytes=3 * GIB)
-    with_shared = sample(host_used_bytes=3 * GIB, host_pss_bytes=2 * GIB)
-    assert float(rows(tables([only_resident]) / "runs.csv")[0]["host_peak_gib"]) == 3
-    found = rows(tables([only_resident, with_shared]) / "runs.csv")
-    assert float(found[0]["host_peak_gib"]) == 2
-
-
 def test_a_gpu_counts_while_the_run_holds_memory_of_it(tables):
     def of(device, held, used, util):
         return sample(device_id=device, gpu_memory_run_bytes=held * GIB,

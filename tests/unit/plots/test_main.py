@@ -184,12 +184,6 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     assert why in error
 
 
-def test_list_names_every_figure_without_tables(capsys):
-    assert main(["--list"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in FIGURES)
-
-
 def test_a_strange_source_is_refused(sweep, tmp_path, capsys):
     sweep.add("vanilla", source="guessed")
     assert main([str(sweep.write(tmp_path / "t")), "--out", str(tmp_path / "f")]) == 2

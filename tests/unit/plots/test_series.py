@@ -31,13 +31,6 @@ def test_medians_and_quartiles_are_over_all_repeats_without_their_warm_up(sweep,
     assert (value.iterations, value.repeats) == (5, 2)
 
 
-def test_rates_are_of_the_real_number_of_parameters(sweep, look):
-    sweep.add("vanilla", model="7B", dp=2, micro_batch_size=3, times=timed(1000))
-    row = look(sweep).values.iloc[0]
-    assert row["update_rate"] == pytest.approx(5.95e9 / 0.5)
-    assert row["samples_per_s"] == pytest.approx(6.0)
-
-
 def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
     sweep.add(
         "hybrid", 2, times=(), source="published", iteration_ms=80, update_rate=14e9, parameters=""
@@ -81,27 +74,6 @@ def test_a_sweep_may_keep_the_accumulation_or_the_global_batch(sweep, look, cons
         kept = {"accumulation": 2} if constant == "accumulation" else {"accumulation": 8 // dp}
         sweep.add("vanilla", dp=dp, **kept)
     assert len(split(look(sweep), "dp")) == 1
-
-
-def test_a_failed_run_is_no_value_but_known(sweep, look):
-    sweep.add("vanilla", dp=1)
-    sweep.add("vanilla", dp=2, times=(), status="oom-host")
-    sweep.add("vanilla", dp=4, times=timed(float("nan")), status="timeout")
-    data = look(sweep, x="dp")
-    (panel,) = split(data, "dp")
-    (one,) = series(panel, "samples_per_s")
-    assert [v.x for v in one.values] == [1]
-    assert one.failed == (2, 4)
-    assert data.remarks() == ["runs without times: oom-host 1, timeout 1"]
-
-
-def test_strides_are_one_series_where_the_stride_is_the_x(sweep, look):
-    sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 5)], model=["7B"])
-    (panel,) = split(look(sweep, x="stride"), "stride")
-    stock, hybrid = series(panel, "update_rate")
-    assert [v.x for v in stock.values] == [0]
-    assert [v.x for v in hybrid.values] == [2, 5]
-    assert hybrid.title == "hybrid"
 
 
 def test_the_footnote_says_what_how_many_and_what_is_odd(sweep, look):

@@ -61,6 +61,14 @@ def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     assert marked == [False, False, True, True]
 
 
+def test_a_watermark_is_behind_the_data(draw, sweep):
+    sweep.add("vanilla", model="7B", source="simulated")
+    (ax,) = draw("iteration-breakdown", sweep).axes
+    (mark,) = (text for text in ax.texts if text.get_gid() == "watermark")
+    assert mark.get_zorder() < min(patch.get_zorder() for patch in ax.patches)
+    assert mark.get_alpha() < 0.2
+
+
 def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
     both(sweep, "published")
     (legend,) = draw("data-parallel", sweep).legends
@@ -85,13 +93,6 @@ def test_engines_differ_in_more_than_colour():
         for styles in ([look.style for look in found], [look.alone for look in found]):
             assert len({getattr(style, attribute) for style in styles}) == len(ENGINES)
     assert len({phase.hatch for phase in PHASES.values()}) == 3
-
-
-def test_strides_of_the_hybrid_differ_in_marker_and_hatch_and_share_their_colour():
-    styles = [look.alone for look in looks(["hybrid"], stride=range(2, 9))]
-    assert len({style.marker for style in styles}) == 7
-    assert len({style.hatch for style in styles}) == 7
-    assert len({style.colour for style in styles}) == 1
 
 
 def test_a_variant_never_takes_the_marker_of_another_engine_that_is_shown():

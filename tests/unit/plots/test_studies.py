@@ -176,16 +176,13 @@ def test_texts_along_an_axis_are_named(folder):
     assert lines(ax)["#123456"] == [30, 45]
 
 
-def test_a_study_may_be_given_and_lists_its_own_figures(folder, tmp_path, capsys):
+def test_the_figures_of_tables_are_listed_and_without_tables_the_default_studys(folder, capsys):
     assert main([str(folder), "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(
         STUDY["figures"]
     )
-    assert main(["--list", "--study", "interleaved"]) == 0
+    assert main(["--list"]) == 0
     assert "against the stride" in capsys.readouterr().out
-    given = [str(folder), "--out", str(tmp_path / "f"), "--study", "no-such"]
-    assert main(given) == 2
-    assert "unknown study 'no-such'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

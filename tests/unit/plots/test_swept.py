@@ -80,7 +80,10 @@ def test_engines_without_a_stride_are_levels_beside_the_hybrids(draw, sweep):
         engines=[("vanilla", 0), ("async-gradients", 0), ("hybrid", 2), ("hybrid", 6)],
         model=["7B"],
     )
-    rate, time = draw("stride", sweep).axes
+    figure = draw("stride", sweep)
+    rate, time = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["vanilla", "async-gradients", "hybrid"]
     assert "billion parameters/s" in rate.get_ylabel()
     assert list(drawn(rate)) == [colour("hybrid")]
     assert [x for x, _ in drawn(rate)[colour("hybrid")]] == [2, 6]
@@ -98,6 +101,8 @@ def test_a_run_that_failed_is_marked_where_it_would_have_been(draw, sweep):
     assert [list(mark.get_xdata()) for mark in marks] == [[8]]
     assert "oom-device 1" in figure.get_supxlabel()
     assert list(figure.axes[0].get_xticks()) == [1, 8]
+    points = drawn(figure.axes[0])[colour("vanilla")]
+    assert [x for x, _ in points] == [1]
 
 
 def test_a_quantity_that_nobody_has_takes_no_panel(draw, sweep):
@@ -137,4 +142,4 @@ def test_a_quantity_that_the_tables_lack_is_refused_in_a_line(tmp_path, sweep):
     tables, figure = read_tables(sweep.write(tmp_path / "t")), FIGURES["micro-batch"]
     row = figure.row.model_copy(update={"y": ("packing_gb_per_s",)})
     with pytest.raises(PlotError, match="no run has packing at a known micro_batch_size"):
-        figure.kind.draw(tables, row)
+        figure.kind(tables, row)

@@ -36,7 +36,7 @@ def phases(sweep):
 
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
     device, machine = page(draw_memory, read_tables(phases.write(tmp_path))).axes
-    allocated = {line.get_color(): line for line in device.lines if line.get_marker() != "None"}
+    allocated = {line.get_color(): line for line in device.lines}
     assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
     for line in allocated.values():
         assert list(line.get_ydata()) == [25, 26, 27, 28, 29]
@@ -48,7 +48,6 @@ def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp
         run["device"] = "cpu"
     process, _ = page(draw_memory, read_tables(phases.write(tmp_path))).axes
     assert process.get_ylabel() == "process memory (GiB)"
-    assert len(process.lines) == 2, "nothing is cached where there is no device"
 
 
 @pytest.mark.parametrize("figure", [draw_memory, draw_utilisation])

@@ -1,7 +1,6 @@
 import csv
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 from programs import parse_logs as parse
 
@@ -46,18 +45,12 @@ def test_a_speed_up_over_paired_repeats(gpu_sweep):
     assert len(item.ours.finished) == 3
 
 
-def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
-    (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
+@pytest.mark.parametrize("failed", [("vanilla2",), ("vanilla2", "hybrid3")])
+def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep, failed):
+    (item,) = compared(gpu_sweep(**{name: {"status": "failed"} for name in failed}))
     assert not item.ratios["iteration"].paired
-    assert (item.equality, item.withheld) == ("equal", "")
     assert len(item.reference.finished) == 2
-
-
-def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
-    failed = {"status": "failed"}
-    (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
-    assert not item.ratios["iteration"].paired
-    assert len(item.ours.finished) == len(item.reference.finished) == 2
+    assert len(item.ours.finished) == 4 - len(failed)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +83,6 @@ def test_a_speed_up_is_withheld_with_its_reason(gpu_sweep, changes, equality, wh
     assert item.speedup("iteration") is None
 
 
-def test_one_close_repeat_makes_the_point_close_and_passes_no_bitwise_gate(gpu_sweep):
-    changes = {"hybrid2": {"losses": (9.0, 8.5, 8.25, 8.125, 8.0005), "digest": "bb"}}
-    (item,) = compared(gpu_sweep(**changes))
-    reason = "repeat 2: the pair is only close (5 losses, largest difference 0.0005 at iteration 5)"
-    assert (item.equality, item.withheld) == ("close", reason)
-    assert item.speedup("iteration") is None
-
-
 def test_a_cpu_is_never_faster(sweep_writer):
     items = compared(sweep_writer.write())
     assert [(i.equality, i.withheld) for i in items] == [("equal", "measured on a CPU")] * 2
@@ -113,7 +98,7 @@ def test_nobody_who_says_nothing_differs(sweep_writer):
     assert differences(runs) == []
 
 
-def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tmp_path, capsys):
+def test_the_table_has_a_row_a_phase(gpu_sweep, tmp_path, capsys):
     changes = {"hybrid": {"digest": "bb"}}
     assert parse([str(gpu_sweep(**changes)), "--out", str(tmp_path / "t")]) == 0
     with (tmp_path / "t" / "comparisons.csv").open(newline="") as file:
@@ -131,9 +116,6 @@ def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tm
     )
     assert float(first["ratio_low"]) <= 2 <= float(first["ratio_high"])
     assert "differs" in first["withheld"]
-    table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()
-    assert [str(row["ratio"]) for row in table] == [row["ratio"] for row in rows]
-    assert table[0]["speedup"] is None
 
 
 NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
@@ -196,15 +178,6 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
         (p.reference.campaign, p.reference.repeat) for p in item.pairs
     }
     assert len(item.pairs) == 4
-
-
-def test_equal_runs_that_diverged_alike_do_not_hold(gpu_sweep):
-    losses = {"losses": (9.0, 9.5, 10.0, 10.5, 11.0)}
-    (item,) = compared(gpu_sweep((1,), vanilla=losses, hybrid=losses))
-    (finding,) = item.findings
-    assert (item.equality, finding.holds) == ("equal", False)
-    assert "loss: diverged" in finding.verdict
-    assert item.speedup("iteration") is None
 
 
 def run_of(commit, code=None):

@@ -79,10 +79,9 @@ def test_what_is_a_regression(sides, capsys, new, word, code):
     assert sum(line.startswith("!") for line in out.splitlines()) == code
 
 
-def test_the_tolerance_and_the_phase_decide(sides, capsys):
+def test_the_tolerance_and_the_side_decide(sides, capsys):
     folders = sides(hybrid={"seconds": slower(1.2)})
     assert compare(capsys, *folders, "--tolerance", "0.5")[0] == 0
-    assert compare(capsys, *folders, "--phase", "update")[0] == 0
     assert compare(capsys, *reversed(folders))[0] == 0
 
 
@@ -122,7 +121,6 @@ def test_another_machine_is_not_judged_unasked(sides, capsys):
     code, out, _ = compare(capsys, *sides_of)
     assert code == 2
     assert "cuda Test GPU before, cuda Other GPU now" in out
-    assert compare(capsys, *sides_of, "--any-hardware")[0] == 1
 
 
 def test_too_few_iterations_decide_nothing(sides, capsys):
@@ -148,7 +146,6 @@ def test_a_new_point_is_none(sides, capsys):
         (("OLD",), "required"),
         (("OLD", "NEW", "--tolerance", "-1"), "give a number"),
         (("OLD", "NEW", "--tolerance", "nan"), "give a number"),
-        (("OLD", "NEW", "--phase", "sideways"), "invalid choice"),
         (("OLD", "nowhere\n"), "nowhere?: no such file"),
         (("OLD", "EMPTY"), "no training log there"),
     ],

@@ -98,42 +98,24 @@ def test_only_common_iterations_are_compared(write_log):
     assert (verdict.word, verdict.num_losses) == ("equal", 2)
 
 
-def exact_pair(sweep_writer, **hybrid):
-    from parse.run import read_sweep
-
-    folder = sweep_writer.write((("vanilla", 0), ("hybrid", 2)), hybrid=hybrid)
-    logs = [run.log for run in read_sweep(folder)]
-    return judge_pair(*logs)
-
-
-def test_equal_over_exact_figures_says_so(sweep_writer):
-    verdict = exact_pair(sweep_writer)
-    assert verdict.text == "equal (5 losses, 5 gradient norms, weights and optimizer state)"
-    assert verdict.exact
-
-
-def test_a_last_bit_that_print_does_not_show_is_not_equal(sweep_writer):
-    losses = (9.0, 8.5, 8.25, 8.125, math.nextafter(8.0, 9))
-    verdict = exact_pair(sweep_writer, losses=losses, digest="bb")
-    assert (verdict.word, verdict.largest_at) == ("close", 5)
-
-
-def test_a_gradient_norm_that_differs_is_not_equal(sweep_writer):
-    verdict = exact_pair(sweep_writer, norms=[0.5, 0.5, 0.5, 0.5, 0.5000001])
-    assert verdict.word == "close"
-    assert "gradient norms differ by up to" in verdict.text
-
-
-def test_equal_losses_over_different_weights_differ(sweep_writer):
-    verdict = exact_pair(sweep_writer, digest="bb")
-    assert verdict.text == (
-        "differs: the losses agree, the final weights and optimizer state do not"
-    )
-
-
-def test_digests_of_runs_of_different_length_are_not_compared(sweep_writer):
-    verdict = exact_pair(sweep_writer, losses=(9.0, 8.5, 8.25), digest="bb")
-    assert verdict.text == "equal (3 losses, 3 gradient norms)"
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "equal (5 losses, 5 gradient norms, weights and optimizer state)"),
+        # A last bit that print does not show.
+        ({"losses": (9.0, 8.5, 8.25, 8.125, math.nextafter(8.0, 9)), "digest": "bb"},
+         "close (5 losses, largest difference 1.78e-15 at iteration 5)"),
+        ({"norms": [0.5, 0.5, 0.5, 0.5, 0.5000001]},
+         "close (5 losses, losses equal, gradient norms differ by up to 2e-07 of their size)"),
+        ({"digest": "bb"},
+         "differs: the losses agree, the final weights and optimizer state do not"),
+        # Digests of runs of different length are not compared.
+        ({"losses": (9.0, 8.5, 8.25), "digest": "bb"}, "equal (3 losses, 3 gradient norms)"),
+    ],
+)  # fmt: skip
+def test_words_for_a_pair_of_exact_figures(sweep_writer, changed, text):
+    folder = sweep_writer.write((("vanilla", 0), ("hybrid", 2)), hybrid=changed)
+    assert judge_pair(*(run.log for run in read_sweep(folder))).text == text
 
 
 def test_two_logs_beside_one_metrics_file_are_judged_by_print(sweep_writer):
