@@ -33,13 +33,12 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
-        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard
+        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS
 where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
         --paper-keys, --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
         --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
-        --as-of WHEN        paper or today: whose software [default paper on h100x4 and a100x4]
         --help              this text
 
 Exit code: 0 when every run is ok and every comparison equal; 130 after Ctrl-C.

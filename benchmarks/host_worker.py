@@ -28,7 +28,7 @@ from deep_optimizer_states.core.kernels.adam import (
 )
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.state_reader import read_state
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 SETTINGS = (LR, *BETAS, EPS, WEIGHT_DECAY)

@@ -99,8 +99,8 @@ class Point(Table):
     A study's own fields are added by :attr:`configs.study.Study.point_type`.
     """
 
-    study: ClassVar[Study | None] = None
-    """The study whose engine and fields it has."""
+    study: ClassVar[Study] = None  # type: ignore[assignment]
+    """The study whose engine and fields it has; a bare Point, which no run has, is of none."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
     model: Model
@@ -113,9 +113,6 @@ class Point(Table):
     """Data-parallel degree, in ranks."""
     pp: PositiveInt = 1
     """Pipeline-parallel degree, in ranks."""
-    link_mbit: int = Field(default=0, ge=0)
-    """Mbit/s that each rank can send, and receive, over a link of its own; 0 for links as they
-    are."""
     micro_batch_size: PositiveInt = 1
     """Samples a rank handles in one forward."""
     global_batch_size: PositiveInt = 1
@@ -246,17 +243,16 @@ class Point(Table):
     def log_name(self) -> str:
         """The log's file name: as the paper's script builds it, with the study's fields after it.
 
-        What that script does not know, stages and links, is named where a run has it.
+        What that script does not know, stages, is named where a run has it.
 
         A field of some engines alone is for the engine's own part to name, which does so where it
         has words for it, and lists those that are not at their default where it has none.
         """
         m, template = self.model, self.row.log if self.study else ""
         stages = f"-pp{self.pp}" if self.pp > 1 else ""
-        link = f"-link{self.link_mbit}" if self.link_mbit else ""
         parts = [
             f"log-{m.name}-tp{self.tp}{stages}-dp{self.dp}-l{m.layers}-h{m.hidden}-a{m.heads}"
-            f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}{link}"
+            f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}"
         ]
         own = [template.format_map(self.values) or f"engine_{self.engine}"]
         for name, row in self.study.fields.items() if self.study else ():

@@ -81,11 +81,13 @@ def main() -> None:
         logger=False,
     )
     trainer.fit(module, data)
+    results = dict(trainer.callback_metrics)
     trainer.test(module, data, verbose=False)
+    results |= trainer.callback_metrics
     if trainer.is_global_zero:
         print("data:", found.source)
         print(f"seconds per batch: {timing.seconds_per_batch:.3f}")
-        for name, value in module.results.items():
+        for name, value in results.items():
             print(f"{name}: {value:.4f}")
 
 

@@ -14,7 +14,7 @@ from configs import cli
 from configs.cli import Parser, count, duration
 from configs.schema import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
-from launch.hosts.launchers import KINDS, TORCHRUN
+from launch.launchers import KINDS, TORCHRUN
 from launch.trainers import OWN_TRAINER, TRAINERS
 
 NOT_OF_SWEEPS = ("name", "model", "engine")
@@ -87,7 +87,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     value("--hang-timeout", "SECONDS", hang, type=or_0)
     monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
     value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
-    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
     both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
     shown = text.format("yes" if echo else "no")
     parser.add_argument("--echo", action=both, default=echo, help=shown)

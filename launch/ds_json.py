@@ -59,9 +59,7 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
 
 def patches(point: Point) -> list[dict[str, Any]]:
     """What the study and the point's engine change of DeepSpeed's config, in this order."""
-    study = point.study
-    tables = [] if study is None else [study.ds_config, point.row.ds_config]
-    return [filled(table, point.values) for table in tables]
+    return [filled(t, point.values) for t in (point.study.ds_config, point.row.ds_config)]
 
 
 def _offload(point: Point) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 CHECKPOINT is a run's folder (its last checkpoint is taken) or a checkpoint's own. Forward alone, on
 the run's validation documents: samples a second, median latency and loss, as JSON. The run itself
-stays as it is.
+stays as it is: the evaluation is described as a run of its own, of which every rank runs
+:func:`evaluate`.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +19,15 @@ from pathlib import Path
 from configs.cli import Parser, complain, count, run_command, say
 from configs.errors import ConfigError
 from configs.files import as_json, read_json, write_json
-from launch.hosts.launchers import Program, free_port, ranks_command, ranks_environment
+from launch.launchers import Program, free_port, ranks_command, ranks_environment
 from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
-from launch.trainer.evaluation import MODULE, RESULT, WARMUP_BATCHES
-from launch.trainer.runfile import ERROR
+from launch.trainer.runfile import ERROR, Ranks, RunFile, run_and_leave
 from launch.trainers.protocol import PLUGIN_BLOCK
+
+AS_RANK = "DOS_EVALUATES"
+"""Environment variable that tells this program to be a rank."""
+RESULT = "performance.json"
+WARMUP_BATCHES = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="evaluate-") as folder:
         scratch = Path(folder)
         num_ranks = _write_run(checkpoint, scratch, options.batch_size, options.batches)
-        run_json, port = scratch / "run.json", free_port()
-        words = (str(run_json), "--continue-from", str(checkpoint.path))
+        words = (str(scratch / "run.json"), "--continue-from", str(checkpoint.path))
+        port = free_port()
         done = subprocess.run(
-            ranks_command(Program(MODULE, words), num_ranks, port),
-            env=ranks_environment(os.environ, num_ranks, port),
+            ranks_command(Program("launch.evaluate", words), num_ranks, port),
+            env={**ranks_environment(os.environ, num_ranks, port), AS_RANK: "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -103,5 +110,46 @@ def _write_run(
     return int(point["tp"] * point["dp"])
 
 
+def evaluate(run: RunFile, ranks: Ranks) -> None:
+    """Load the checkpoint's weights, evaluate, and write what was measured, as one of the ranks."""
+    from launch.trainer.deepspeed_adapter import DeepSpeedAdapter
+    from launch.trainer.loop import PhaseClock, device_name
+    from launch.trainer.recorder import Recorder
+    from launch.trainer.runtime import distributed
+
+    point, checkpoint = run.point, run.checkpoint
+    assert checkpoint is not None
+    with distributed(point, ranks) as device:
+        adapter = DeepSpeedAdapter(run, device, Recorder(run, ranks))
+        path, _ = adapter.engine.load_checkpoint(
+            str(checkpoint.path.parent), checkpoint.path.name, load_module_only=True
+        )
+        if path is None:
+            raise ConfigError(f"{checkpoint.path}: DeepSpeed found no weights in it")
+        clock, latencies_s = PhaseClock(device), []
+        adapter.engine.register_forward_pre_hook(lambda *_: clock.begin())
+
+        def end_forward(*_: object) -> None:
+            clock.end("forward")
+            latencies_s.append(clock.take()["forward_ms"] / 1e3)
+
+        adapter.engine.register_forward_hook(end_forward)
+        loss = adapter.evaluate()
+        timed = latencies_s[WARMUP_BATCHES:]
+        found = {
+            "checkpoint": str(checkpoint.path),
+            "iteration": checkpoint.iteration,
+            "device": device_name(device),
+            "samples_per_s": point.global_batch_size * len(timed) / sum(timed),
+            "latency_s": statistics.median(timed),
+            "loss": loss,
+            "tokens": len(latencies_s) * point.global_batch_size * point.model.seq_length,
+        }
+        if ranks.is_first:
+            write_json(run.run_dir / RESULT, found)
+
+
 if __name__ == "__main__":
-    raise SystemExit(run_command(main))
+    if AS_RANK in os.environ:
+        run_and_leave(evaluate, __doc__)
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

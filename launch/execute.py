@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shlex
@@ -18,18 +17,16 @@ from typing import Any, Self
 
 from configs.cli import say
 from configs.errors import ConfigError
-from configs.fields import shaped_links
 from configs.files import ROOT, last_lines
 from configs.schema import Point
 from configs.study import Study
 from dataset.embedded import EMBEDDED
 from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
-from launch import identity
+from launch import identity, launchers
 from launch.data import data_prefix, data_record, data_words, prepared, require_vocabulary
 from launch.derive import with_verdict
 from launch.fit import Machine, estimate, lacks, memory_text, probe_machine, runs_on_gpu
-from launch.hosts import launchers, namespaces
-from launch.hosts.launchers import (
+from launch.launchers import (
     EXTENSIONS_VARIABLE,
     THIS_MACHINE,
     Launcher,
@@ -52,7 +49,6 @@ from launch.records import (
     results_of,
     sweep_dir,
 )
-from launch.trainer.recorder import TENSORBOARD_VARIABLE
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -76,7 +72,6 @@ class RunOptions:
     """Seconds a run may make no progress; None adapts them to the run, 0 is no limit."""
     monitor_s: float = 1.0
     """Seconds between two samples of the monitor; 0 for none."""
-    tensorboard: bool = False
     launcher: Launcher = THIS_MACHINE
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
@@ -88,16 +83,8 @@ class RunOptions:
         """Read the options of :func:`launch.cli.add_run_options`.
 
         Raises:
-            ConfigError: a package that an option needs is not installed, or options contradict
-                each other.
+            ConfigError: options contradict each other.
         """
-        # A folder of that name, as runs have one, is no package.
-        found = importlib.util.find_spec("tensorboard")
-        if given.tensorboard and (found is None or found.origin is None):
-            raise ConfigError(
-                "--tensorboard: the package 'tensorboard' is not installed; install it with "
-                "'pip install tensorboard', or leave --tensorboard out"
-            )
         return cls(
             results_of(given.results_dir, study),
             sweep,
@@ -106,7 +93,6 @@ class RunOptions:
             trainer_of(given, study),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
-            tensorboard=given.tensorboard,
             launcher=Launcher.of(given),
             share=given.share,
         )
@@ -189,12 +175,12 @@ def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
 
 def _code(point: Point, options: RunOptions) -> dict[str, Any]:
     """The code that a run of the point executes, and what the checkout makes of its fields."""
-    trainer, rows = options.trainer, point.study.companions.values() if point.study else ()
+    trainer = options.trainer
     if trainer.refuse(point):
         return identity.code_facts({}, None)
     # Where the run's folder and data lie changes nothing.
     program = trainer.program(point, Path("run"), "data")
-    beside = [row for row in rows if point.value(row.field)]
+    beside = [row for row in point.study.companions.values() if point.value(row.field)]
     settings = [
         trainer.ds_config(point),
         program.arguments,
@@ -202,7 +188,6 @@ def _code(point: Point, options: RunOptions) -> dict[str, Any]:
         [row.model_dump() for row in beside],
     ]
     entries = [program.name, *(row.module for row in beside), launchers.__name__]
-    entries += [namespaces.__name__] if point.link_mbit else []
     return identity.code_facts(identity.code_of(entries), settings)
 
 
@@ -299,10 +284,8 @@ def start_of(
     program = trainer.program(point, run_dir, data_prefix)
     port = launcher.port()
     environment = launcher.environment(os.environ, point.num_ranks, port)
-    if options.tensorboard:
-        environment[TENSORBOARD_VARIABLE] = "1"
     environment |= trainer.environment(point)
-    return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
+    return launcher.command(program, point.num_ranks, port), environment
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
@@ -310,8 +293,8 @@ def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
 
     The first of a kind reports to ``NAME.json``, that of GPU N > 0 to ``NAME-N.json``.
     """
-    rows = {} if point.study is None else point.study.companions
-    wanted = {name: row for name, row in rows.items() if point.value(row.field)}
+    rows = point.study.companions.items()
+    wanted = {name: row for name, row in rows if point.value(row.field)}
     if not wanted:
         return ()
     num_gpus, machine = 0, probe_machine()
@@ -369,10 +352,10 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         data = data_words(point.data_prefix)
     program, launcher = options.trainer.program(point, path, prefix), options.launcher
     port = launcher.port() if launcher.rdzv_endpoint else 0
-    command = launcher.command(program, point.num_ranks, port, point.link_mbit)
+    command = launcher.command(program, point.num_ranks, port)
     seconds = expected.seconds
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
-    lacking, links = lacks(point, machine, options), shaped_links([point.link_mbit])
+    lacking = lacks(point, machine, options)
     lines = [
         f"point    {point.name or stem}",
         *([f"skipped  {'; '.join(lacking)}"] if lacking else []),
@@ -381,7 +364,6 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         f"command  {shlex.join(command)}",
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
-        *([f"links    {links}"] if links else []),
         f"data     {data}",
         f"memory   {memory_text(point, machine, options.trainer)}",
         f"time     {time}",

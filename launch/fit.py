@@ -23,15 +23,13 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
-from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch.hosts import namespaces
-from launch.hosts.launchers import TORCHRUN
 from launch.identity import settings_key
 from launch.records import Record
-from launch.simulate.workloads import AsOf, workload_of
+from launch.simulate.workloads import workload_of
 
 if TYPE_CHECKING:  # trainers ask this module where their ranks run
     from launch.execute import RunOptions
@@ -84,6 +82,12 @@ class Machine:
     A function, because asking torch takes seconds and few commands need the answer."""
 
 
+def machine_of(profile: Profile) -> Machine:
+    """Return a machine of a profile on which nothing else runs."""
+    gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
+    return Machine(int(profile.host_memory_bytes), gpus)
+
+
 def probe_machine() -> Machine:
     """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
     gpus: tuple[int, ...] = ()
@@ -130,10 +134,9 @@ def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int
     Raises:
         WorkloadError: the model of memory does not know such a run; names the setting.
     """
-    every = [peaks_of(setting, on_gpu) for setting in trainer.settings(point, on_gpu)]
-    host = sum(peaks.host_bytes for peaks in every) * point.num_ranks / len(every)
-    device = max(peaks.device_bytes for peaks in every) if on_gpu else 0
-    return int(MARGIN * host), int(MARGIN * device)
+    peaks = peaks_of(trainer.workload(point), on_gpu)
+    device = peaks.device_bytes if on_gpu else 0
+    return int(MARGIN * peaks.host_bytes * point.num_ranks), int(MARGIN * device)
 
 
 def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
@@ -212,8 +215,6 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     if not far and not any(found):
         found.append(_fp16_lack(point, machine, options))
     options.launcher.versions(point.num_ranks)  # refuses a number of ranks that hosts cannot run
-    if point.link_mbit and (reason := _link_lack(point, machine, options)):
-        found.append(f"link_mbit = {point.link_mbit}: {reason}")
     return [text for text in found if text]
 
 
@@ -281,24 +282,6 @@ def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
     return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
 
 
-def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
-    none = "give link_mbit = 0 for links as they are"
-    if point.num_ranks == 1:
-        return f"one rank has no link to another; {none}, or a dp or pp above 1"
-    if options.launcher.is_far or options.launcher.kind != TORCHRUN:
-        only = "links are shaped between ranks that torchrun starts on one machine"
-        return f"{only}; leave out --launcher, --hostfile and --nnodes, or {none}"
-    if runs_on_gpu(point, machine):
-        return (
-            "GPUs of one machine exchange through its memory, whatever links there are; give "
-            f"device = 'cpu', or {none}"
-        )
-    problem = namespaces.unavailable()
-    return (
-        problem and f"{problem}; run it as root on a Linux with iproute2 and util-linux, or {none}"
-    )
-
-
 def in_fast_type(
     points: Sequence[Point], machine: Machine, options: RunOptions
 ) -> tuple[list[Point], dict[str, str]]:
@@ -316,7 +299,6 @@ def in_fast_type(
         point.name: point.model_copy(update={"dtype": FAST})
         for point in points
         if not options.launcher.is_far
-        and point.study is not None
         and point.model.name == point.study.small_model
         and "dtype" not in point.model_fields_set
         and not runs_on_gpu(point, machine)
@@ -363,4 +345,4 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
 def _iteration_on_gpus(point: Point) -> float:
     profile = load_machine(GPU_PROFILE)
     profile = replace(profile, cores=usable_cores(), gpus=point.num_ranks)
-    return predict(workload_of(point, AsOf.TODAY), profile).iteration_s
+    return predict(workload_of(point), profile).iteration_s

@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ REPORT_S = 2.0
 MOST_DEBT_S = 1.0
 """Work left undone while others were stronger that is still caught up; more is forgotten."""
 MOST_WORKERS_A_CORE = 8
+MATRIX_SIDE = 4096
+"""Rows and columns of each matrix: large enough to fill every multiprocessor of a GPU."""
 
 
 class Debt:
@@ -59,35 +61,28 @@ class Debt:
         return min(max(-self._seconds / self._share, 0.0), SLICE_S)
 
 
-class CpuHolder:
-    """Holds a share of all cores by several processes a core, which others cannot outvote."""
+def hold_cpu(share: float) -> Iterator[float]:
+    """Hold a share of all cores while it is iterated; yield the seconds that were held.
 
-    def __init__(self, share: float) -> None:
-        self._cores = usable_cores()
-        a_core = min(MOST_WORKERS_A_CORE, 1 + math.ceil(2 * share / (1 - share)))
-        context, words = multiprocessing.get_context("fork"), (share / a_core, os.getpid())
-        self._workers = [
-            context.Process(target=_spin, args=words, daemon=True)
-            for _ in range(self._cores * a_core)
-        ]
-        for worker in self._workers:
+    Several processes a core work, so that other programs cannot outvote them.
+    """
+    cores, a_core = usable_cores(), min(MOST_WORKERS_A_CORE, 1 + math.ceil(2 * share / (1 - share)))
+    context, words = multiprocessing.get_context("fork"), (share / a_core, os.getpid())
+    workers = [
+        context.Process(target=_spin, args=words, daemon=True) for _ in range(cores * a_core)
+    ]
+    try:
+        for worker in workers:
             worker.start()
-        self._seen = [psutil.Process(worker.pid) for worker in self._workers]
-
-    def step(self) -> None:
-        """Sleep; the workers work."""
-        if not all(worker.is_alive() for worker in self._workers):
-            raise RuntimeError("one of its workers ended")
-        time.sleep(5 * SLICE_S)
-
-    def held_s(self) -> float:
-        """Return the processor seconds of all workers, over the cores."""
-        return sum(sum(process.cpu_times()[:2]) for process in self._seen) / self._cores
-
-    def close(self) -> None:
-        """End the workers."""
-        for worker in self._workers:
-            worker.kill()
+        seen = [psutil.Process(worker.pid) for worker in workers]
+        while all(worker.is_alive() for worker in workers):
+            yield sum(sum(process.cpu_times()[:2]) for process in seen) / cores
+            time.sleep(5 * SLICE_S)
+        raise RuntimeError("one of its workers ended")
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()
 
 
 def _spin(share: float, parent: int) -> None:
@@ -109,57 +104,44 @@ def _spin(share: float, parent: int) -> None:
             time.sleep(max(debt.rest_s(), 0.001))
 
 
-class GpuHolder:
-    """Holds a share of a GPU by matrix products in slices of about 10 ms."""
+def hold_gpu(share: float, device: str) -> Iterator[float]:
+    """Hold a share of a GPU, in slices of about 10 ms, while it is iterated; yield as above.
 
-    SIDE = 4096
-    """Rows and columns of each matrix: large enough to fill every multiprocessor."""
+    Seconds are those of the slices at their duration on a free device.
+    """
+    import torch
 
-    def __init__(self, share: float, device: str) -> None:
-        import torch
+    cuda: Any = torch.cuda
+    cuda.set_device(torch.device(device))
+    shape = (MATRIX_SIDE, MATRIX_SIDE)
+    left = torch.ones(shape, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(left)
 
-        self._cuda: Any = torch.cuda
-        self._device = torch.device(device)
-        torch.cuda.set_device(self._device)
-        shape = (self.SIDE, self.SIDE)
-        self._left = torch.ones(shape, device=self._device, dtype=torch.bfloat16)
-        self._out = torch.empty_like(self._left)
-        self._matmul: Any = torch.matmul
-        self._slices = 0
-        self._products = 1
-        self._time_slice_s()  # loads the kernel
-        self._products = max(1, round(SLICE_S / self._median_slice_s()))
-        self._slice_s = self._median_slice_s()
-        self._debt = Debt(share, time.monotonic())
-
-    def step(self) -> None:
-        """Do a slice when one is due, sleep otherwise."""
-        if self._debt.due_s(time.monotonic()) <= 0:
-            time.sleep(self._debt.rest_s())
-            return
-        self._time_slice_s()
-        self._debt.pay(self._slice_s)
-        self._slices += 1
-
-    def held_s(self) -> float:
-        """Return the time of the slices done, at their duration on a free device."""
-        return self._slices * self._slice_s
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-    def _median_slice_s(self) -> float:
-        return sorted(self._time_slice_s() for _ in range(9))[4]
-
-    def _time_slice_s(self) -> float:
+    def products_s(number: int) -> float:
         # Blocking events: waiting for the device must not cost a core as well.
-        begin, end = (self._cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        begin, end = (cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         begin.record()
-        for _ in range(self._products):
-            self._matmul(self._left, self._left, out=self._out)
+        for _ in range(number):
+            torch.matmul(left, left, out=out)
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1000.0
+
+    def median_s(number: int) -> float:
+        return sorted(products_s(number) for _ in range(9))[4]
+
+    products_s(1)  # loads the kernel
+    a_slice = max(1, round(SLICE_S / median_s(1)))
+    slice_s, held_s = median_s(a_slice), 0.0
+    debt = Debt(share, time.monotonic())
+    while True:
+        yield held_s
+        if debt.due_s(time.monotonic()) > 0:
+            products_s(a_slice)
+            debt.pay(slice_s)
+            held_s += slice_s
+        else:
+            time.sleep(debt.rest_s())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,41 +158,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: asked.append(number))
-    parent = os.getppid()
+    parent, started, reported = os.getppid(), 0.0, 0.0
+    on_cpu = given.device == "cpu"
     try:
-        on_cpu = given.device == "cpu"
-        holder = CpuHolder(given.share) if on_cpu else GpuHolder(given.share, given.device)
-    except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
-        return _failed(given.device, error)
-    try:
-        started = reported = time.monotonic()
-        _report(given, 0.0, None)
-        # A hog that outlives its run would hold the device for ever.
-        while not asked and os.getppid() == parent:
-            holder.step()
+        for held_s in hold_cpu(given.share) if on_cpu else hold_gpu(given.share, given.device):
             now = time.monotonic()
-            if now - reported >= REPORT_S:
-                _report(given, now - started, holder.held_s())
+            started = started or now
+            # A hog that outlives its run would hold the device for ever.
+            is_last = bool(asked) or os.getppid() != parent
+            if is_last or now - reported >= REPORT_S:
+                _report(given, now - started, held_s)
                 reported = now
-        _report(given, time.monotonic() - started, holder.held_s())
-    except (RuntimeError, psutil.Error) as error:
-        return _failed(given.device, error)
-    finally:
-        holder.close()
+            if is_last:
+                break
+    except (ImportError, RuntimeError, AssertionError, psutil.Error) as error:
+        first_line, *_ = str(error).splitlines() or [type(error).__name__]
+        complain(f"[launch] hog of {given.device}: error: {first_line}")
+        return 1
     return 0
 
 
-def _failed(device: str, error: Exception) -> int:
-    first_line, *_ = str(error).splitlines() or [type(error).__name__]
-    complain(f"[launch] hog of {device}: error: {first_line}")
-    return 1
-
-
-def _report(given: argparse.Namespace, seconds: float, held_s: float | None) -> None:
+def _report(given: argparse.Namespace, seconds: float, held_s: float) -> None:
     table = {
         "device": given.device,
         "share_asked": given.share,
-        "share_held": None if held_s is None else held_s / seconds,
+        "share_held": held_s / seconds if seconds else None,
         "seconds": seconds,
     }
     try:

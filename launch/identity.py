@@ -54,12 +54,11 @@ def point_key(point: Point, data: Mapping[str, Any]) -> str:
 def settings_key(point: Point) -> str:
     """Return the part of :func:`point_key` that can be told before the data is there."""
     settings = point.model_dump(mode="json", exclude={"name", "data_prefix"})
-    if point.study is not None:
-        rows = point.study.companions.values()
-        settings["study"] = {
-            "patches": patches(point),
-            "companions": [row.model_dump() for row in rows if point.value(row.field)],
-        }
+    rows = point.study.companions.values()
+    settings["study"] = {
+        "patches": patches(point),
+        "companions": [row.model_dump() for row in rows if point.value(row.field)],
+    }
     return _digest(settings)
 
 

@@ -146,7 +146,7 @@ class RunFolder:
             "metrics": self.metrics.name,
             **facts,
             "point": point.model_dump(mode="json"),
-            "study": study_of(point),
+            "study": point.study.as_table(),
         }
         write_json(self.path / "run.json", run)
 
@@ -212,11 +212,6 @@ def disk_is_full(folder: Path) -> bool:
     return space.f_bavail * space.f_frsize < FULL_BYTES
 
 
-def study_of(point: Point) -> dict[str, Any] | None:
-    """Return the point's study as it travels with its runs."""
-    return None if point.study is None else point.study.as_table()
-
-
 def results_of(results_dir: Path, study: Study) -> Path:
     """Return ``RESULTS/STUDY``, and ``RESULTS`` itself for the default study."""
     return results_dir if study is default_study() else results_dir / study.name
@@ -269,10 +264,7 @@ class Record:
 
     path: Path
     """The run folder, absolute."""
-    name: str
     engine: str
-    iterations: int
-    """That it was to run."""
     point_key: str
     setup_key: str
     repeat: int
@@ -306,9 +298,7 @@ class Record:
             word, cause = INTERRUPTED, "its launcher is gone without a word"
         return cls(
             path=run_json.parent,
-            name=str(point.get("name") or run_json.parent.parent.name),
             engine=str(point.get("engine")),
-            iterations=int(point.get("iterations") or 0),
             point_key=run["point_key"],
             setup_key=str(run.get("setup_key")),
             repeat=int(run.get("repeat") or 1),

@@ -6,7 +6,7 @@ import fnmatch
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,32 +26,26 @@ from launch.fit import (
     Machine,
     in_fast_type,
     largest_model_that_fits,
+    machine_of,
     probe_machine,
     refuse_what_cannot_run,
     why_not_here,
 )
-from launch.hosts.launchers import TORCHRUN
+from launch.launchers import TORCHRUN
 from launch.listing import listing
 from launch.records import Choice
-from launch.simulate.command import (
-    Simulation,
-    largest_that_fits,
-    simulate_sweep,
-)
-from launch.simulate.workloads import AsOf
-from launch.sweep_index import reasons_in_index, write_index
+from launch.simulate.command import Simulation, simulate_sweep
 from launch.sweep_runner import (
     Plan,
     Request,
     all_records,
+    reasons_in_index,
     run_all,
     total_text,
     what_would_run,
+    write_index,
 )
 from launch.trainers import trainer_of
-
-LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
-"""Of models, the smallest first, the largest all of whose points fit."""
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
@@ -67,16 +61,12 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     room, small = machine, sweep.study.small_model
     if not machine.gpu_free_bytes and not on_cpu and given.dry_run and given.size == "full":
         # A full dry run shows what a machine with GPUs would run.
-        profile = load_machine(GPU_PROFILE)
-        gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
-        room = Machine(int(profile.host_memory_bytes), gpus)
+        room = machine_of(load_machine(GPU_PROFILE))
     if given.size != "auto" or given.model is not None:
         is_tiny = given.size == "tiny" or given.model == small
     else:
         is_tiny = sweep.model != small and not has_gpu
-    trainer = trainer_of(given, sweep.study)
-    largest = partial(largest_model_that_fits, machine=room, trainer=trainer)
-    sweep, found = _sized(sweep, given, is_tiny, largest)
+    sweep, found = _sized(sweep, given, is_tiny, room)
     points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
@@ -85,9 +75,12 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
 
 
 def _sized(
-    sweep: Sweep, given: Namespace, is_tiny: bool, largest: LargestModel
+    sweep: Sweep, given: Namespace, is_tiny: bool, room: Machine
 ) -> tuple[Sweep, list[Point]]:
-    """The sweep in the form, with the engines and fields that were asked for, and its points."""
+    """The sweep in the form, with the engines and fields that were asked for, and its points.
+
+    A model that is left open is the largest that there is room for.
+    """
     over, model = cli.field_overrides(given, sweep.study), given.model
     over = {name: value for name, value in over.items() if name not in cli.NOT_OF_SWEEPS}
     if is_tiny:
@@ -102,7 +95,9 @@ def _sized(
         if any(name in table for table in (sweep.grid, *sweep.engines)):
             say(f"{name} {over[name]}: in place of the values that sweep '{sweep.name}' has")
     if model is None and sweep.leaves_model_open:
-        model = largest(sweep.study.model_names(), partial(sweep.sizing_points, overrides=over))
+        points_of = partial(sweep.sizing_points, overrides=over)
+        names, trainer = sweep.study.model_names(), trainer_of(given, sweep.study)
+        model = largest_model_that_fits(names, points_of, room, trainer)
     return sweep, sweep.points(model, over)
 
 
@@ -112,8 +107,8 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     Raises:
         ConfigError: a field is wrong, a rate is missing, or a folder cannot be written.
     """
-    largest = partial(largest_that_fits, simulation)
-    sweep, points = _sized(sweep, given, given.size == "tiny", largest)
+    room = machine_of(simulation.profile)
+    sweep, points = _sized(sweep, given, given.size == "tiny", room)
     names = choose_points(points, given.only, given.index)
     chosen = [point for point in points if point.name in names]
     made = None if given.no_report else derive
@@ -204,9 +199,6 @@ def _add_simulation_options(parser: Parser) -> None:
     add("--simulate", action="store_true", help=simulated)
     machine = "with --simulate: a shipped profile or a calibrated file"
     add("--machine", metavar="NAME", help=machine)
-    words = tuple(word.value for word in AsOf)
-    software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
-    add("--as-of", choices=words, help=software)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -235,8 +227,8 @@ def main(argv: Sequence[str]) -> int:
     if given.simulate:
         simulation = Simulation.of(given, study)
         return max([simulate(sweep, given, simulation) for sweep in sweeps])
-    if given.machine is not None or given.as_of is not None:
-        raise ConfigError("--machine and --as-of need --simulate: a run takes what is there")
+    if given.machine is not None:
+        raise ConfigError("--machine needs --simulate: a run takes what is there")
     machine = probe_machine()
     deadline_s = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     plans = [make_plan(sweep, given, machine) for sweep in sweeps]
@@ -280,8 +272,7 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
         if not records:
             complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
             return EXIT_USAGE
-        left_out = reasons_in_index(plan.folder)
-        write_index(plan.sweep, plan.folder, plan.tasks(), records, left_out)
+        write_index(plan, plan.tasks(), records, reasons_in_index(plan.folder))
         return derive(plan.folder, plan.sweep.figures)
     here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]

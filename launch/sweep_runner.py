@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from configs.cli import say
 from configs.errors import ConfigError
+from configs.files import read_json, write_json
 from configs.schema import Point
 from configs.sweep import Sweep
 from launch.execute import Outcome, RunOptions, Task, execute
@@ -19,16 +22,21 @@ from launch.process.supervise import end_leftovers
 from launch.process.watch import duration_text, showing_progress
 from launch.records import (
     INTERRUPTED,
+    SCHEMA_VERSION,
     Choice,
     Decision,
     Record,
     RunFolder,
     Status,
     decide,
+    older,
     read_records,
     sweep_dir,
 )
-from launch.sweep_index import reasons_in_index, write_index
+
+INDEX = "sweep.json"
+"""What a sweep asks for, the run that stands for each point, and how it went."""
+_OF_RECORDS = ("engine", "repeat", "log", "status", "seconds", "cause")
 
 
 @dataclass(frozen=True)
@@ -161,8 +169,7 @@ class _Call:
         return all_records(self.plan, self.request)
 
     def _write_index(self) -> None:
-        reasons = self.progress.reasons
-        write_index(self.plan.sweep, self.plan.folder, self.tasks, self._records(), reasons)
+        write_index(self.plan, self.tasks, self._records(), self.progress.reasons)
 
     def _decision(self, task: Task, head: str) -> Decision | None:
         """The decision to run a task now; None, which is said and counted, to leave it out."""
@@ -286,6 +293,56 @@ def _decisions(plan: Plan, request: Request, tasks: Sequence[Task]) -> dict[str,
             one = decide(task.keys, records, request.choice, task.setup)
             found.setdefault(task.point.name, []).append(one)
     return found
+
+
+def reasons_in_index(sweep_folder: Path) -> dict[str, str]:
+    """Return why points were left out, by their names; none where the index is damaged."""
+    points = read_json(sweep_folder / INDEX).get("points")
+    known = [p for p in points if isinstance(p, dict)] if isinstance(points, list) else []
+    return {str(p.get("name")): str(p["skipped"]) for p in known if p.get("skipped")}
+
+
+def write_index(
+    plan: Plan, tasks: Sequence[Task], records: Sequence[Record], reasons: Mapping[str, str]
+) -> None:
+    """Write ``sweep.json`` anew from the run folders, see docs/design.md.
+
+    Records, the newest last, stand for the tasks; reasons, by name, say why points were left out.
+    A file that cannot be written is said and passed over.
+    """
+    sweep = plan.sweep
+    newest = {(record.point_key, record.repeat): record for record in records}
+    have_run = {point_key for point_key, _ in newest}
+    points, runs = [], []
+    for task in tasks:
+        point, key = task.point, task.point_key
+        if task.repeat == 1:
+            about: dict[str, Any] = {"name": point.name, "engine": point.engine}
+            points.append({**about, "point_key": key, "repeats": sweep.repeats})
+            if key not in have_run and point.name in reasons:
+                points[-1]["skipped"] = reasons[point.name]
+        if record := newest.get((key, task.repeat)):
+            run = {
+                "name": point.name,
+                "run_dir": Path(os.path.relpath(record.path, plan.folder)).as_posix(),
+                **{name: getattr(record, name) for name in _OF_RECORDS},
+            }
+            changed = older(record, task.setup_key, task.setup)
+            runs.append({**run, "older": changed} if changed else run)
+    index = {
+        "schema_version": SCHEMA_VERSION,
+        "name": sweep.name,
+        "description": sweep.description,
+        "figures": list(sweep.figures),
+        "study": sweep.study.as_table(),
+        "points": points,
+        "runs": runs,
+    }
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        write_json(plan.folder / INDEX, index)
+    except OSError as error:
+        say(f"{plan.folder / INDEX}: not written: {error.strerror}")
 
 
 def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:

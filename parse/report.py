@@ -24,7 +24,6 @@ import jinja2
 import markupsafe
 
 from configs.cli import Parser, add_warmup, run_command, say
-from configs.fields import shaped_links
 from configs.files import read_json, write_json, write_text
 from parse.compare import (
     NOT_COMPARED,
@@ -176,7 +175,6 @@ def _context(
     about, predicted = as_table(index.get(SIMULATED)), any(r.source != MEASURED for r in runs)
     machine = str(about.get("machine") or "an unknown machine") if predicted else ""
     on_cpu = any(run.log.on_cpu for run in runs)
-    links = shaped_links(run.fields.get("link_mbit") for run in runs)
     place = SIMULATED if predicted else "measured on a CPU" if on_cpu else MEASURED
     statuses = Counter(str(row["status"]) for row in rows).most_common()
     ratios = [item.ratios["iteration"] for item in comparisons]
@@ -191,7 +189,7 @@ def _context(
         "warmup": warmup,
         "on_cpu": on_cpu,
         "figure_source": place,
-        "measured": ", ".join(filter(None, (place, links))),
+        "measured": place,
         "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
         "headline": _deviation(beside, timed_phases(study)) if predicted else headline,
         "phases": timed_phases(study),
@@ -363,7 +361,7 @@ def _joined(tables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
 
 
 def _conditions(run: Run) -> Iterator[tuple[str, str]]:
-    """Data, platform, type and links of a run, besides its set-up."""
+    """Data, platform and type of a run, besides its set-up."""
     data = as_table(run.provenance.get("data"))
     if data.get("source"):
         tokens, digest = data.get("tokens"), as_table(data.get(".bin")).get("sha256")
@@ -372,8 +370,6 @@ def _conditions(run: Run) -> Iterator[tuple[str, str]]:
     yield "platform", str(run.provenance.get("platform") or "")
     reason = run.recorded("dtype_reason")
     yield "type", f"{run.fields.get('dtype', '')}{f', since {reason}' if reason else ''}"
-    if links := shaped_links([run.fields.get("link_mbit")]):
-        yield "links", f"{links}: what each rank sends, and what it receives"
 
 
 def _machine_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from deep_optimizer_states.predict.huggingface import model_of_config
 from deep_optimizer_states.predict.memory import CPU_PROCESS_BYTES, MIB, peaks_of
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.workload import workload_of_json
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 FOLDER = Path(__file__).parent
 MEASURED = FOLDER / "measured.jsonl"

@@ -1,1 +1,1 @@
-"""A run's checkpoint as a model of Hugging Face; :mod:`launch.zero_shot` judges it."""
+"""A run's checkpoint as a model of Hugging Face."""

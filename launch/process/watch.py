@@ -281,20 +281,6 @@ def count_oom_kills() -> int | None:
     return int(match[1]) if match else None
 
 
-class Tail:
-    """The newest iteration of a growing ``metrics.jsonl``, read piece by piece."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = GrowingFile(path)
-        self._newest: dict[str, Any] | None = None
-
-    def look(self) -> dict[str, Any] | None:
-        """Return the fields of the newest iteration."""
-        for line in self._file.new_lines():
-            self._newest = iteration_event(line) or self._newest
-        return self._newest
-
-
 def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
     """Return ``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
     if newest is None:
@@ -322,7 +308,9 @@ def showing_progress(head: str, iterations: int, metrics: Path) -> AbstractConte
 
 
 def _show(head: str, iterations: int, metrics: Path, ended: threading.Event) -> None:
-    tail = Tail(metrics)
+    file, newest = GrowingFile(metrics), None
     while not ended.wait(SHOW_S):
+        for line in file.new_lines():
+            newest = iteration_event(line) or newest
         with contextlib.suppress(OSError):
-            say(f"{head}: {progress_text(tail.look(), iterations)}")
+            say(f"{head}: {progress_text(newest, iterations)}")

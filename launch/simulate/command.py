@@ -20,13 +20,11 @@ from pydantic import Field
 
 from configs.cli import say
 from configs.errors import ConfigError, explain
-from configs.fields import field_row
-from configs.files import as_json
+from configs.files import write_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from configs.table import Table
-from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import (
     Machine as Profile,
     MachineError,
@@ -36,8 +34,8 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.identity import settings_key
-from launch.records import SCHEMA_VERSION, results_of, study_of, sweep_dir
-from launch.simulate.workloads import AsOf, as_of, workload_of
+from launch.records import SCHEMA_VERSION, results_of, sweep_dir
+from launch.simulate.workloads import PAPER_MACHINES, workload_of
 from launch.trainer.recorder import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
@@ -60,10 +58,9 @@ _OF_WHOLE_RUNS = "label"
 
 @dataclass(frozen=True)
 class Simulation:
-    """A machine profile, and whose software runs on it."""
+    """A machine profile, and where its predictions go."""
 
     profile: Profile
-    when: AsOf
     results_dir: Path
     shipped_name: str = ""  # the profile's name; empty for one of the user's own
 
@@ -78,8 +75,7 @@ class Simulation:
             raise ConfigError("--simulate: name a machine with --machine, as in --machine h100x4")
         if given.choice is not None or given.report_only:
             raise ConfigError(
-                "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
-                "--again, --keep and --report-only"
+                "--simulate predicts every point anew: leave out --again, --keep and --report-only"
             )
         try:
             profile = load_machine(given.machine)
@@ -88,8 +84,19 @@ class Simulation:
         if given.repeats is not None:
             raise ConfigError("--repeats: a prediction is the same every time; leave it out")
         name = profile.name if given.machine in machine_names() else ""
-        when = as_of(given.as_of, name)
-        return cls(profile, when, results_of(given.results_dir, study), name)
+        return cls(profile, results_of(given.results_dir, study), name)
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether the paper's software runs on it: its rates were fitted to the paper's figures."""
+        return self.shipped_name in PAPER_MACHINES
+
+    @property
+    def software(self) -> str:
+        """Whose software runs on it, in words."""
+        if self.of_paper:
+            return "the paper's DeepSpeed 0.13 and its plugin"
+        return "today's DeepSpeed and this plugin"
 
     @property
     def about(self) -> dict[str, Any]:
@@ -98,7 +105,7 @@ class Simulation:
         return {
             "machine": profile.name,
             "machine_source": profile.source,
-            "software": self.when.words,
+            "software": self.software,
             "kinds": dict(profile.kinds),
             "residuals": dict(profile.residuals),
         }
@@ -108,8 +115,6 @@ class Simulation:
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
         if not self.shipped_name and name in machine_names():
             name += "-own"
-        if as_of(None, self.shipped_name) is not self.when:
-            name += f"-{self.when.value}"
         return sweep_dir(self.results_dir / f"simulated-{name}", sweep)
 
     def predict(self, point: Point) -> Prediction:
@@ -120,7 +125,7 @@ class Simulation:
             WorkloadError: The point cannot run on such a machine.
         """
         try:
-            return predict(workload_of(point, self.when), self.profile)
+            return predict(workload_of(point, self.of_paper), self.profile)
         except MachineError as error:
             raise ConfigError(str(error)) from None
 
@@ -134,12 +139,8 @@ def simulate_sweep(
 ) -> int:
     """Predict a sweep's points, write their folders, and make tables, figures and report.
 
-    Args:
-        simulation: On what.
-        sweep: What its report is called and shows.
-        points: Named.
-        derive: Makes tables, figures and report; None to leave them out.
-        dry_run: Only say the predictions, write nothing.
+    Without ``derive``, which makes the latter, they are left out; a dry run only says the
+    predictions.
 
     Returns:
         0, or the exit code of what could not be made.
@@ -148,9 +149,9 @@ def simulate_sweep(
         ConfigError: A rate is missing, no point can run, or a folder cannot be written.
     """
     profile = simulation.profile
-    written = _Folder(simulation.folder(sweep.name), simulation.about)
+    written = _Folder(simulation.folder(sweep.name))
     # What was published is of the paper's software.
-    every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
+    every = read_published(sweep.study) if simulation.of_paper else []
     points = as_published(sweep, points, every)
     published = published_of(points, sweep.name, simulation.shipped_name, every)
     impossible: dict[str, str] = {}
@@ -179,11 +180,21 @@ def simulate_sweep(
         say(f"{head}: left out: {reason}")
     figures = _figures(sweep)
     if not dry_run:
-        written.finish(sweep, figures)
+        index = {
+            "name": sweep.name,
+            "description": sweep.description,
+            "study": sweep.study.as_table(),
+            "figures": figures,
+            "source": SIMULATED,
+            SIMULATED: simulation.about,
+            "points": [],
+            "runs": written.runs,
+        }
+        written.write("sweep.json", index)
     beside = f", {len(published)} beside published values" if published else ""
     say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
-        f"({simulation.when.words}){beside}"
+        f"({simulation.software}){beside}"
     )
     return 0 if derive is None or dry_run else derive(written.path, figures)
 
@@ -193,28 +204,6 @@ def _figures(sweep: Sweep) -> list[str]:
     kinds = {name: row.kind for name, row in sweep.study.figures.items()}
     found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
     return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
-
-
-def largest_that_fits(
-    simulation: Simulation, names: Sequence[str], points_of: Callable[[str], Sequence[Point]]
-) -> str:
-    """Return the name of the largest model all of whose points fit the machine.
-
-    Args:
-        simulation: On what.
-        names: The models, smallest first.
-        points_of: The points to predict with a model of this name.
-
-    Raises:
-        ConfigError: None does.
-    """
-    for name in reversed(names):
-        try:
-            if not any(_memory_lack(simulation.predict(point)) for point in points_of(name)):
-                return name
-        except DeepOptimizerStatesError:
-            continue
-    raise ConfigError(f"machine '{simulation.profile.name}': no model of the study fits it")
 
 
 def _line(found: Prediction) -> str:
@@ -232,56 +221,44 @@ def _line(found: Prediction) -> str:
 class _Folder:
     """A sweep's folder that is being written; what an earlier simulation left is replaced."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.path = folder
-        self._about = about
-        self._runs: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
         self._stems: Counter[tuple[str, str]] = Counter()
 
     def add(self, point: Point, source: str, values: Mapping[str, Any], cause: str = "") -> None:
         """Write a run's folder; ``cause`` is the memory that does not suffice, if any."""
         stem = point.log_name.removesuffix(".log")
         self._stems[stem, source] += 1
-        path = self.path / stem / f"{source}-{self._stems[stem, source]:03d}"
-        status = OOM[cause.partition(":")[0]] if cause else "ok"
+        place = f"{stem}/{source}-{self._stems[stem, source]:03d}"
         run = {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": f"{stem}/{path.name}",
+            "run_id": place,
             "source": source,
             "point": point.model_dump(mode="json"),
-            "study": study_of(point),
+            "study": point.study.as_table(),
             "point_key": f"{settings_key(point)}-{source}",
             "repeat": 1,
             "log": VALUES,
         }
-        files = {"run.json": run, VALUES: {"schema_version": SCHEMA_VERSION, **values}}
+        self.write(f"{place}/run.json", run)
+        self.write(f"{place}/{VALUES}", values)
+        status = OOM[cause.partition(":")[0]] if cause else "ok"
         if source == SIMULATED:
-            files["status.json"] = {"status": status, "cause": cause}
-        self._write(path, files)
+            self.write(f"{place}/status.json", {"status": status, "cause": cause})
         entry = {"name": point.name, "engine": point.engine, "repeat": 1, "log": VALUES}
-        entry["run_dir"] = path.relative_to(self.path).as_posix()
-        self._runs.append({**entry, "status": status if source == SIMULATED else ""})
+        status = status if source == SIMULATED else ""
+        self.runs.append({**entry, "run_dir": place, "status": status})
 
-    def finish(self, sweep: Sweep, figures: list[str]) -> None:
-        """Write ``sweep.json``."""
-        index = {
-            "schema_version": SCHEMA_VERSION,
-            "name": sweep.name,
-            "description": sweep.description,
-            "study": sweep.study.as_table(),
-            "figures": figures,
-            "source": SIMULATED,
-            SIMULATED: dict(self._about),
-            "points": [],
-            "runs": self._runs,
-        }
-        self._write(self.path, {"sweep.json": index})
+    def write(self, name: str, table: Mapping[str, object]) -> None:
+        """Write a file of the folder.
 
-    def _write(self, folder: Path, files: Mapping[str, object]) -> None:
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        path = self.path / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, value in files.items():
-                (folder / name).write_text(as_json(value), encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"schema_version": SCHEMA_VERSION, **table})
         except OSError as error:
             raise ConfigError(
                 f"results folder {str(self.path)!r} cannot be written: {error.strerror}; choose "
@@ -372,16 +349,16 @@ def read_published(study: Study) -> list[Published]:
     for row in rows:
         shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
         table: dict[str, Any] = {name: row.pop(name) for name in _COLUMNS if name in row}
-        fields: dict[str, Any] = {**row}
-        for name, text in row.items():
-            if field_row(study.all_fields, name).type in ("int", "float"):
-                try:
-                    fields[name] = float(text)
-                except (TypeError, ValueError):
-                    raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
-        table["fields"] = {**study.published.conditions, **fields}
+        table["fields"] = {**study.published.conditions, **{n: _read(row[n]) for n in row}}
         found.append(Published.read({**table, "source": study.published.source}, shown))
     return found
+
+
+def _read(text: str | None) -> float | str:
+    try:
+        return float(text or "")
+    except ValueError:
+        return text or ""
 
 
 def published_of(
@@ -391,12 +368,6 @@ def published_of(
 
     Times are in ms: ``iteration_ms`` has what lies outside the phases too, and is left out where
     only the phases were published. A value of the sweep's own figure goes before one of another.
-
-    Args:
-        points: Named.
-        sweep: Name of the sweep.
-        machine: Name of the profile.
-        every: What there is.
     """
     own = [value for value in every if value.machine == machine]
     own.sort(key=lambda value: value.sweep != sweep)

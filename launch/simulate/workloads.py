@@ -7,7 +7,6 @@ of the very run that would be started.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -44,35 +43,11 @@ KNOWN_KEYS = {
 what nor the memory of it."""
 
 
-class AsOf(enum.StrEnum):
-    """Whose software a point stands for."""
-
-    PAPER = "paper"
-    """The authors' fork of DeepSpeed 0.13."""
-    TODAY = "today"
-    """Stock DeepSpeed and this plugin, which the harness runs."""
-
-    @property
-    def words(self) -> str:
-        """For reports."""
-        if self is AsOf.PAPER:
-            return "the paper's DeepSpeed 0.13 and its plugin"
-        return "today's DeepSpeed and this plugin"
-
-
-def as_of(word: str | None, machine: str) -> AsOf:
-    """Return the software that was asked for, else that to which the rates were fitted."""
-    if word is not None:
-        return AsOf(word)
-    return AsOf.PAPER if machine in PAPER_MACHINES else AsOf.TODAY
-
-
-def workload_of(point: Point, when: AsOf) -> Workload:
+def workload_of(point: Point, of_paper: bool = False) -> Workload:
     """Return the workload that a run of ``point`` would be, for its time.
 
-    Args:
-        point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
-        when: Whose software runs it.
+    The point gives the model, the ranks and the batch; the rest is in the JSON made of it. Stock
+    DeepSpeed and this plugin run it, or the paper's fork of DeepSpeed 0.13.
 
     Raises:
         WorkloadError: The performance model does not know such a run; names the setting.
@@ -86,23 +61,17 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     for name in ("step_before_norm", "prefetch_memory_bytes"):
         value = getattr(plugin, name)
         _need(not value, name, value, "updates that begin once the gradients' norm is known")
-    rows = point.study.companions.values() if point.study else ()
+    rows = point.study.companions.values()
     taken = sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
     workload = workload_of_point(point, hog_share=taken)
-    return workload if when is AsOf.TODAY else _with_paper_software(workload)
+    return _with_paper_software(workload) if of_paper else workload
 
 
-def workload_of_point(
-    point: Point,
-    model: Model | None = None,
-    **others: Any,  # noqa: ANN401
-) -> Workload:
+def workload_of_point(point: Point, hog_share: float = 0.0) -> Workload:
     """Return the run that a point would be, for its memory: any stage, any offload.
 
-    Args:
-        point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
-        model: What a rank trains, where it is no GPT of megatron-core.
-        others: Fields of :class:`Workload` that the trainer decides.
+    The point gives the model, the ranks and the batch; the rest is in the JSON made of it. A share
+    of the device's time is others'.
 
     Raises:
         WorkloadError: The model of memory does not know such a run; names the setting.
@@ -116,7 +85,7 @@ def workload_of_point(
         "activation_checkpointing": point.activation_checkpointing,
         "materialized_attention": point.attention == "local",
     }
-    return workload_of_json(_known_json(point), model or gpt_of(point), **{**fields, **others})
+    return workload_of_json(_known_json(point), gpt_of(point), hog_share=hog_share, **fields)
 
 
 def gpt_of(point: Point) -> Model:
@@ -148,7 +117,7 @@ def _with_paper_software(workload: Workload) -> Workload:
         if is_unknown:
             raise WorkloadError(
                 f"{field} = {value!r}: the paper's software has no such setting; predict today's "
-                "with --as-of today"
+                "on a machine other than h100x4 and a100x4"
             )
     return dataclasses.replace(workload, software=modes[policy])
 

@@ -62,7 +62,7 @@ class Checkpoint:
     def differences(self, point: Point) -> list[str]:
         """Say why a point cannot go on from here as if it had never stopped."""
         given = point.model_dump(mode="json")
-        fields = point.study.fields.items() if point.study else ()
+        fields = point.study.fields.items()
         free = _MAY_DIFFER | {name for name, row in fields if row.only_some_engines}
         reasons = [
             f"{name} = {_short(value)}: the checkpoint {self.path} was saved with "

@@ -183,7 +183,7 @@ def build_model(run: RunFile, mpu: SimpleNamespace, device: torch.device) -> Any
 
     point = run.point
     partitioned: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if point.zero_stage == 3 and (point.study is None or point.row.zero_init):
+    if point.zero_stage == 3 and point.row.zero_init:
         partitioned = deepspeed.zero.Init(
             data_parallel_group=mpu.get_data_parallel_group(),
             # The type comes out of it: DeepSpeed up to 0.19.8 takes bf16 for any ``dtype`` that is

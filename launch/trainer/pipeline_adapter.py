@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +21,6 @@ from torch import Tensor
 from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.state_reader import digest
-from launch.hosts.namespaces import INTERFACE
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
@@ -133,7 +131,6 @@ class PipelineAdapter(loop.Adapter):
         self.mask = causal_mask(point, device)
         self._clock = PhaseClock(device, ("schedule", "update"))
         self._peak = PeakMemory(device)
-        self._link_bytes = 0
         self._sent_bytes: Counter[str] = Counter()
         self._device_peak_bytes = 0
         # Sums and numbers of each link's statistics of what compression left out.
@@ -155,7 +152,6 @@ class PipelineAdapter(loop.Adapter):
         """Do nothing: an iteration begins when all ranks have brought the last one together."""
 
     def train(self, iteration: int) -> Iteration:
-        link_before = link_sent_bytes(self.point)
         begin = time.perf_counter()
         self.model.zero_grad()
         self.traffic.reset()
@@ -168,8 +164,6 @@ class PipelineAdapter(loop.Adapter):
         # loss would look like computing.
         loss = self._mean(losses)
         sent_bytes, times_ms = self._over_ranks(time.perf_counter() - begin)
-        # What was sent has arrived: all ranks have reduced their times.
-        self._link_bytes += link_sent_bytes(self.point) - link_before
         self._sent_bytes.update(sent_bytes)
         iteration_ms, *phases = times_ms
         device_bytes = self._peak.take()
@@ -332,10 +326,6 @@ class PipelineAdapter(loop.Adapter):
             f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()
         }
         found["counted_sent_mib"] = sum(self._sent_bytes.values()) / 2**20
-        if self.point.link_mbit:
-            total = torch.tensor(self._link_bytes, device=self.device)
-            dist.all_reduce(total)
-            found["kernel_sent_mib"] = total.item() / 2**20
         if self.communicator.compressor.statistics is not None:
             sums, counts = self._errors.sum(1)
             means = (sums / counts).tolist()
@@ -455,26 +445,6 @@ def _mean_loss(token_losses: Tensor) -> tuple[Tensor, Tensor]:
     loss = token_losses.mean()
     # The schedule scales the first in place, which the second must not share.
     return loss, loss.detach().clone()
-
-
-def link_sent_bytes(point: Point) -> int:
-    """Return the bytes that the kernel counts as sent on this rank's own link, headers included.
-
-    0 without a link of its own: ranks of one machine share an interface with everything else on it.
-
-    Raises:
-        ConfigError: the point asks for a link, and this rank has none.
-    """
-    if not point.link_mbit:
-        return 0
-    links = psutil.net_io_counters(pernic=True, nowrap=False)
-    if INTERFACE not in links:
-        raise ConfigError(
-            f"link_mbit = {point.link_mbit}: this rank is behind no link; start it with "
-            "python -m launch.run, or give link_mbit = 0"
-        )
-    sent: int = links[INTERFACE].bytes_sent
-    return sent
 
 
 def named_weights(model: Any) -> dict[str, Any]:

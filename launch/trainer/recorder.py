@@ -1,4 +1,4 @@
-"""Writes down what a run does: log lines, ``metrics.jsonl`` and, if asked for, TensorBoard's file.
+"""Writes down what a run does: log lines and ``metrics.jsonl``.
 
 Every trainer gives its iterations to one :class:`Recorder`. Log lines have the shapes of the
 paper's logs, so that its own parser reads them. ``metrics.jsonl`` has one JSON object a line.
@@ -6,7 +6,6 @@ paper's logs, so that its own parser reads them. ``metrics.jsonl`` has one JSON 
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import math
@@ -23,8 +22,6 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer.runfile import Ranks, RunFile
 
-TENSORBOARD_VARIABLE = "DOS_TENSORBOARD"
-"""Set by the launcher when TensorBoard was asked for."""
 LARGEST_LOSS = 20.0
 """Megatron prints the perplexity of this loss for every larger one."""
 
@@ -54,7 +51,7 @@ class Iteration:
 
 
 class Recorder:
-    """The one writer of a run's log lines, ``metrics.jsonl`` and TensorBoard's file.
+    """The one writer of a run's log lines and ``metrics.jsonl``.
 
     Every rank has one. Rank 0 writes the metrics, the last rank the line of an iteration, as
     Megatron does.
@@ -65,19 +62,14 @@ class Recorder:
         self._run, self._point, self._ranks = run, run.point, ranks
         self._counts_tokens = counts_tokens
         self._file: IO[str] | None = None
-        self._board: Any = None
 
     def __enter__(self) -> Self:
         _write_only_whole_lines()
-        if self._ranks.is_first and os.environ.get(TENSORBOARD_VARIABLE):
-            tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-            self._board = tensorboard.SummaryWriter(str(self._run.run_dir / "tensorboard"))
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for open_one in (self._board, self._file):
-            if open_one is not None:
-                open_one.close()
+        if self._file is not None:
+            self._file.close()
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
         """Append an object to ``metrics.jsonl`` on rank 0; it is on disk when the call returns.
@@ -97,10 +89,6 @@ class Recorder:
                 raise ConfigError(f"{path}: already there; take a new folder") from None
         self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
         self._file.flush()
-        if self._board is not None and "iteration" in fields:
-            for key, value in fields.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{name}/{key}", value, fields["iteration"])
 
     def start(self, fields: Mapping[str, Any]) -> None:
         """Write the ``start`` event.

@@ -61,8 +61,8 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
     """Read ``run.json`` and the ``ds_config.json`` beside it, and find data and checkpoint.
 
     Raises:
-        ConfigError: something is missing or malformed, the two files contradict each other, or the
-            folder already holds metrics of an earlier run.
+        ConfigError: something is missing or malformed, or the folder already holds metrics of an
+            earlier run.
     """
     table = read_given_json(path)
     if table.get("schema_version") != SCHEMA_VERSION:
@@ -77,8 +77,6 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
     point = study.point_type.read(table["point"], f"{path}: point")
     run_dir = path.resolve().parent
     ds_config = read_given_json(run_dir / "ds_config.json")
-    if ds_config or point.zero_stage:  # else the run goes without DeepSpeed
-        _require_agreement(run_dir / "ds_config.json", ds_config, point)
     metrics_path = run_dir / str(table.get("metrics", "metrics.jsonl"))
     if metrics_path.exists():
         raise ConfigError(
@@ -102,22 +100,6 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
         data_facts={end: data.get(end) for end in (".bin", ".idx")} if data else None,
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
     )
-
-
-def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
-    """Stage and batch sizes stand in both files; a difference would silently change the run."""
-    zero = ds_config.get("zero_optimization")
-    found = {**ds_config, "zero_optimization.stage": zero.get("stage") if zero else None}
-    expected = {
-        "zero_optimization.stage": point.zero_stage,
-        "train_batch_size": point.global_batch_size,
-        "train_micro_batch_size_per_gpu": point.micro_batch_size,
-    }
-    for field, value in expected.items():
-        if found.get(field) != value:
-            raise ConfigError(
-                f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
-            )
 
 
 @dataclass(frozen=True)

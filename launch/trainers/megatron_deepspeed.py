@@ -21,8 +21,8 @@ from configs.schema import Point
 from configs.templates import filled
 from launch.ds_json import deepspeed_config
 from launch.fit import Machine, probe_machine, runs_on_gpu
-from launch.hosts.launchers import Program
 from launch.identity import git_state
+from launch.launchers import Program
 from launch.records import RunFolder
 from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
 

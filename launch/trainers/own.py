@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
+from configs.files import read_given_json
 from configs.schema import Point
-from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, GptKept
+from configs.templates import laid_over
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.hosts.launchers import TRAINER_MODULE, Program
-from launch.simulate.workloads import gpt_of, workload_of_point
+from launch.launchers import TRAINER_MODULE, Program
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
-from launch.trainers.protocol import Trainer
-from launch.trainers.user_json import read_user_json, with_user_json
-from optimus_cc.settings import Settings
+from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
 
 PIPELINE_MODULE = "launch.pretrain_pipeline"
 LIGHTNING_MODULE = "launch.frameworks.imdb.program"
@@ -36,6 +35,20 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
+_AUTO = "auto"
+_SAID_BY_FIELDS = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer",
+    "zero_optimization.offload_param.device": "offload_param",
+    "fp16.enabled": "dtype",
+    "bf16.enabled": "dtype",
+    "optimizer.params.lr": "lr",
+    "gradient_clipping": "clip_grad",
+}
+"""Keys that a point's fields decide: what tables and pairs go by must be what runs."""
 
 
 @dataclass(frozen=True)
@@ -150,47 +163,8 @@ class PipelineTrainer(OwnTrainer):
         config = deepspeed_config(point)
         return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
-        """Say what a rank of each stage holds.
-
-        In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
-        """
-        whole, last = gpt_of(point), point.pp - 1
-        first, *rest, end = whole.blocks(point.tp)
-        kept_of_whole = whole.kept_of(point.tp)
-        assert isinstance(kept_of_whole, GptKept)
-        found = []
-        for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
-            blocks, kept = rest[:layers], replace(kept_of_whole, head=0.0, logits=0.0)
-            if not stage:
-                blocks = [first, *blocks]
-            if stage == last:
-                is_tied = last and point.model.architecture == "gpt2"
-                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], kept_of_whole
-            part = CountedModel(
-                whole.name, whole.hidden, whole.ffn, layers, whole.heads, whole.kv_heads,
-                own_blocks=tuple(blocks), own_kept=kept,
-            )  # fmt: skip
-            found.append(
-                workload_of_point(
-                    point,
-                    part,
-                    in_flight=min(last - stage + 1, point.accumulation),
-                    compression_bytes=_errors_bytes(point, stage, part.numel),
-                )
-            )
-        return found
-
-
-def _errors_bytes(point: Point, stage: int, numel: int) -> float:
-    """Bytes of what messages and gradients of a stage left out; queries are small beside them."""
-    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
-    if not settings.use_error_feedback:
-        return 0.0
-    message = point.model.seq_length * point.micro_batch_size * point.model.hidden
-    kept = message * (settings.inter_grad_comp and stage > 0)
-    kept += numel * (settings.compresses_gradients_of(stage) and point.dp > 1)
-    return float(FP32_BYTES * kept)
+    def workload(self, point: Point) -> Workload:
+        raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
 
 def _prepared(name: str, makes: bool) -> str | None:
@@ -234,8 +208,60 @@ class LightningTrainer(Trainer):
             return {}
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
+    def workload(self, point: Point) -> Workload:
         raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))
+
+
+def read_user_json(path: Path) -> dict[str, Any]:
+    """Read and check the file; values that are ``auto`` are left out, so that the point's stand.
+
+    Raises:
+        ConfigError: it cannot be read, is no JSON object, or chooses what the study's engines
+            choose.
+    """
+    table = read_given_json(path)
+    if PLUGIN_BLOCK in table:
+        raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
+    return _without_auto(table)
+
+
+def with_user_json(
+    config: Mapping[str, Any], table: Mapping[str, Any], point: Point, path: Path
+) -> dict[str, Any]:
+    """Return DeepSpeed's config of a point with the user's JSON laid over it.
+
+    Raises:
+        ConfigError: the file contradicts the point; names key, value and remedy.
+    """
+    made = laid_over(config, table)
+    said = {**config, "gradient_accumulation_steps": point.accumulation}
+    before, after = dict(_leaves(said)), dict(_leaves(laid_over(said, table)))
+    for key, field in _SAID_BY_FIELDS.items():
+        # A block that is not there is one that is off.
+        was, now = (side.get(key) or "none" for side in (before, after))
+        if was != now:
+            raise ConfigError(
+                f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
+                f"{point.value(field)!r}; leave the key out, or give the field or another engine"
+            )
+    return made
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            values = value if isinstance(value, list) and value else [value]
+            yield from ((f"{before}{key}", one) for one in values)
+
+
+def _without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value != _AUTO
+    }

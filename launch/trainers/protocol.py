@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from configs.schema import Point
 from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
-from launch.hosts.launchers import Program
+from launch.launchers import Program
 from launch.records import RunFolder
 from launch.simulate.workloads import workload_of_point
 
@@ -60,13 +60,13 @@ class Trainer:
         """Return DeepSpeed's config of a run."""
         return deepspeed_config(point)
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
-        """Say what the ranks hold, for the prediction of memory: a workload for each kind of rank.
+    def workload(self, point: Point) -> Workload:
+        """Say what the ranks hold, for the prediction of memory.
 
         Raises:
             WorkloadError: the model of memory does not know such a run; names the setting.
         """
-        return [workload_of_point(point)]
+        return workload_of_point(point)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""
@@ -107,9 +107,8 @@ def _deepspeed_limits(point: Point) -> list[str]:
         )
     # The plugin takes the place of an optimizer that is offloaded to host memory.
     if offload != "cpu" and PLUGIN_BLOCK in deepspeed_config(point):
-        reference = point.study.reference if point.study else point.engine
         reasons.append(
             f"offload_optimizer = {offload!r}: engine '{point.engine}' needs offload_optimizer = "
-            f"'cpu'; give that, or engine '{reference}'"
+            f"'cpu'; give that, or engine '{point.study.reference}'"
         )
     return reasons

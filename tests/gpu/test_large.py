@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import rank_environment
 
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 WORKER = Path(__file__).resolve().parents[1] / "integration" / "engine" / "worker.py"
 pytestmark = pytest.mark.gpu

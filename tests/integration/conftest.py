@@ -1,4 +1,7 @@
-"""What tests of trainers share."""
+"""What tests of trainers and of runs share."""
+
+import subprocess
+import sys
 
 import pytest
 from trainer_runs import write_corpus
@@ -10,3 +13,13 @@ def corpus(tmp_path_factory):
     prefix = tmp_path_factory.mktemp("data") / "corpus"
     write_corpus(prefix)
     return prefix
+
+
+@pytest.fixture
+def sleeper():
+    """A process that has nothing to do with any run, and outlives it."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()

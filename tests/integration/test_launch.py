@@ -2,81 +2,27 @@
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from processes import is_alive, wait_for
+from fake_runs import ROOT, finish, pids, run_dir, start, status
+from processes import is_alive
 
 from dataset import indexed
 from launch.process.watch import count_oom_kills
 
 KILLED = "oom-host" if count_oom_kills() is None else "failed"
 """SIGKILL without an out-of-memory kill; without a counter nobody knows."""
-ROOT = Path(__file__).resolve().parents[2]
-FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
 
 
 @pytest.fixture
 def results(tmp_path):
     """A folder whose name a shell would take apart."""
     return tmp_path / 'it\'s "two"\nlines; $HOME'
-
-
-@pytest.fixture
-def sleeper():
-    """A process that has nothing to do with any run."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def start(how, results, *arguments, point="tiny"):
-    prefix = results.parent / "data"
-    for end in (".bin", ".idx"):
-        Path(f"{prefix}{end}").touch()
-    fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
-    # A type that is named is one that torch need not be asked for.
-    command = [sys.executable, "-m", "launch.run", point, *fixed, "--dtype", "fp32"]
-    return subprocess.Popen(
-        [*command, "--trainer-module", "fake_trainer", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    out, err = process.communicate()
-    return process.returncode, out, err
-
-
-def run_dir(results):
-    (path,) = results.glob("single/log-*/run-001")
-    return path
-
-
-def status(results):
-    return json.loads((run_dir(results) / "status.json").read_text())
-
-
-def pids(results, count):
-    """Ids of the ranks and of their children, once all are there."""
-
-    def look():
-        files = list(results.glob("single/log-*/run-001/pids-*"))
-        found = [int(pid) for file in files for pid in file.read_text().split()]
-        return found if len(found) == count else None
-
-    return wait_for(look)
 
 
 def test_a_good_run_leaves_its_whole_record(results):
@@ -154,27 +100,6 @@ def test_user_errors_are_one_line_and_exit_code_2(tmp_path):
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert err.startswith("error: ")
     assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("point", ["tiny", "tiny-async-gradients", "tiny-hybrid"])
-def test_the_real_trainer_trains(tmp_path, point):
-    command = [sys.executable, "-m", "launch.run", point, "--results-dir", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--iterations", "3", "--device", "cpu", "--no-echo"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (metrics,) = tmp_path.glob("single/log-*/run-001/metrics.jsonl")
-    events = [json.loads(line) for line in metrics.read_text().splitlines()]
-    losses = [event["loss"] for event in events if event["event"] == "iteration"]
-    assert len(losses) == 3
-    assert losses[0] > losses[-1]
 
 
 @pytest.mark.slow

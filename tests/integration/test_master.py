@@ -3,13 +3,11 @@
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import wait_for
 
 from configs.schema import MODEL_FIELDS
 from configs.study import default_study
@@ -148,33 +146,3 @@ def test_scripts_are_short_and_pass_bashs_own_check():
     for script in ("master-script.sh", "config-n-run.sh"):
         assert len((ROOT / script).read_text().splitlines()) <= 80
         assert bash("-n", str(ROOT / script))[0] == 0
-
-
-def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
-    fakes = ROOT / "tests" / "unit" / "launch" / "fakes"
-    for end in (".bin", ".idx"):
-        (tmp_path / f"data{end}").touch()
-    sweep = tmp_path / "mine.toml"
-    sweep.write_text(
-        f'name = "mine"\nmodel = "tiny"\n[point]\ndata_prefix = "{tmp_path}/data"\ndtype = "fp32"\n'
-        '[[engines]]\nengine = "v"\n[[engines]]\nengine = "a"\n'
-        '[[engines]]\nengine = "h"\nstride = 2\n'
-    )
-    command = [sys.executable, "-m", "launch.sweep", "--sweep", str(sweep), "--device", "cpu"]
-    process = subprocess.Popen(
-        [*command, "--results-dir", str(tmp_path / "r"), "--trainer-module", "fake_trainer"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(fakes), "FAKE_TRAINER": "async-gradients=hang"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(lambda: list(tmp_path.glob("r/mine/*/run-001/pids-0")))
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate()
-    assert process.returncode == 130
-    assert "3 runs: 1 ok, 1 interrupted" in out
-    assert "the same command goes on" in out
-    assert not (tmp_path / "r" / "mine" / "report.md").exists()
-    statuses = sorted(path.read_text() for path in tmp_path.glob("r/mine/*/run-001/status.json"))
-    assert [s.split('"status": "')[1].split('"')[0] for s in statuses] == ["interrupted", "ok"]
-    assert (tmp_path / "r" / "mine" / "sweep.json").read_text().count('"run_dir"') == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deep_optimizer_states.run import HOOK, environment
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
 USES = "deep_optimizer_states: this engine uses the plugin"

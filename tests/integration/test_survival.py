@@ -4,31 +4,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from fake_runs import finish, pids, run_dir, start, status
 from processes import is_alive, wait_for
 
 from launch.process.supervise import end_leftovers
 from launch.process.watch import count_oom_kills
 
-ROOT = Path(__file__).resolve().parents[2]
-FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
 needs_a_counter = pytest.mark.skipif(
     count_oom_kills() is None, reason="needs a kernel that counts out-of-memory kills"
 )
-
-
-@pytest.fixture
-def sleeper():
-    """A process that has nothing to do with any run."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    assert process.poll() is None
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture
@@ -77,54 +65,9 @@ def fill(folder):
             return
 
 
-def start(how, results, *arguments, group=None):
-    prefix = results.parent / "data"
-    for end in (".bin", ".idx"):
-        Path(f"{prefix}{end}").touch()
-    fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
-    command = [sys.executable, "-m", "launch.run", "tiny", *fixed, "--no-echo", "--dtype", "fp32"]
-    return subprocess.Popen(
-        [*command, "--trainer-module", "fake_trainer", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=None if group is None else lambda: enter(group),
-    )
-
-
-def enter(group):
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-
-
-def finish(process):
-    out, err = process.communicate()
-    return process.returncode, out, err
-
-
-def run_dir(results):
-    (path,) = results.glob("single/log-*/run-001")
-    return path
-
-
-def status(results):
-    return json.loads((run_dir(results) / "status.json").read_text())
-
-
 def log_text(results):
     (log,) = run_dir(results).glob("log-*.log")
     return log.read_text()
-
-
-def rank_and_child(results):
-    """Ids of the only rank and of its child, once both are there."""
-
-    def look():
-        files = list(results.glob("single/log-*/run-001/pids-0"))
-        return [int(pid) for file in files for pid in file.read_text().split()]
-
-    return wait_for(look)
 
 
 def living(pids):
@@ -135,25 +78,25 @@ def living(pids):
 def test_a_killed_rank(tmp_path, sleeper):
     results = tmp_path / "r"
     process = start("hang", results)
-    pids = rank_and_child(results)
-    os.kill(pids[0], signal.SIGKILL)
+    ranks = pids(results, 2)
+    os.kill(ranks[0], signal.SIGKILL)
     code, _, err = finish(process)
     assert (code, status(results)["status"]) == (137, "failed")
     assert "killed by SIGKILL from outside (no out-of-memory kill was counted)" in err
-    assert living(pids) == []
+    assert living(ranks) == []
 
 
 def test_a_killed_driver_leaves_a_run_that_can_be_ended(tmp_path, sleeper):
     results = tmp_path / "r"
     process = start("hang", results)
-    pids = rank_and_child(results)
+    ranks = pids(results, 2)
     process.kill()
     assert finish(process)[0] == -9
     record = status(results)
     assert record["status"] == "running"
-    assert sorted(living(pids)) == sorted(pids)
-    assert sorted(end_leftovers(record["driver"]["token"])) == sorted(pids)
-    assert living(pids) == []
+    assert sorted(living(ranks)) == sorted(ranks)
+    assert sorted(end_leftovers(record["driver"]["token"])) == sorted(ranks)
+    assert living(ranks) == []
 
 
 def start_slowly(how, results, *arguments):
@@ -205,7 +148,11 @@ def test_host_memory_that_runs_out(tmp_path, how, cause):
 
 def test_the_kernels_out_of_memory_killer(small_memory, tmp_path, sleeper):
     results = tmp_path / "r"
-    code, _, err = finish(start("greedy", results, "--no-memory-check", group=small_memory))
+
+    def enter():
+        (small_memory / "cgroup.procs").write_text(str(os.getpid()))
+
+    code, _, err = finish(start("greedy", results, "--no-memory-check", enter=enter))
     assert (code, status(results)["status"]) == (137, "oom-host")
     assert "killed by the kernel's out-of-memory killer (1 counted)" in err
     assert json.loads((run_dir(results) / "run.json").read_text())["command"]
@@ -255,7 +202,7 @@ def test_a_hogged_run(tmp_path, sleeper):
 def test_a_hog_that_dies_fails_the_run_by_name(tmp_path, sleeper):
     results = tmp_path / "r"
     process = start("hang", results, "--hog-share", "0.05")
-    pids = rank_and_child(results)
+    ranks = pids(results, 2)
     hogs = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
@@ -266,13 +213,13 @@ def test_a_hog_that_dies_fails_the_run_by_name(tmp_path, sleeper):
     assert code != 0
     assert "the hog of cpu ended before the run did, exit code 137" in err
     assert status(results)["status"] == "failed"
-    assert living([*pids, *(hog.pid for hog in hogs)]) == []
+    assert living([*ranks, *(hog.pid for hog in hogs)]) == []
 
 
 def test_the_monitor_follows_the_run(tmp_path):
     results = tmp_path / "r"
     process = start("hang", results, "--monitor-interval", "0.1")
-    rank_and_child(results)
+    pids(results, 2)
     path = run_dir(results) / "monitor.jsonl"
     wait_for(lambda: path.exists() and path.read_text().count("\n") > 10)
     process.terminate()

@@ -5,13 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from fake_runs import FAKES, ROOT
 from processes import is_alive, wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
-FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def sweep(tmp_path):
         command = [sys.executable, "-m", "launch.sweep", "--sweep", str(file), "--size", "full"]
         command += ["--results-dir", str(tmp_path / "r"), "--trainer-module", "fake_trainer"]
         return subprocess.Popen(
-            [*command, "--no-report", *options],
+            [*command, *options],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
             stdout=subprocess.PIPE,
@@ -54,7 +51,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     first.wait()
     first.stdout.close()
     assert all(map(is_alive, ranks))  # orphans, as after a crash
-    second = sweep("ok")
+    second = sweep("ok", "--no-report")
     out, _ = second.communicate()
     assert second.returncode == 0
     assert "[1/3] tiny vanilla: done before" in out
@@ -69,7 +66,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
 def test_two_launchers_do_not_run_the_same_point(sweep):
     first = sweep("async-gradients=hang")
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
-    second = sweep("ok")
+    second = sweep("ok", "--no-report")
     try:
         lines = []
         for line in second.stdout:
@@ -88,3 +85,15 @@ def test_two_launchers_do_not_run_the_same_point(sweep):
     assert "hybrid stride 2: ok" in out
     assert sorted(statuses(sweep.folder)) == ["interrupted", "ok", "ok"]
     assert first.returncode == 128 + signal.SIGTERM
+
+
+def test_ctrl_c_keeps_what_is_done_and_makes_no_report(sweep):
+    process = sweep("async-gradients=hang")
+    wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert process.returncode == 130
+    assert "3 runs: 1 ok, 1 interrupted" in out
+    assert "the same command goes on" in out
+    assert not (sweep.folder / "report.md").exists()
+    assert sorted(statuses(sweep.folder)) == ["interrupted", "ok"]

@@ -67,14 +67,13 @@ import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
-from configs.schema import Point
-from configs.study import default_study
+from configs.study import default_study, make_point
 from launch.ds_json import deepspeed_config
 from launch.trainer import deepspeed_adapter
 from launch.trainer.runfile import RunFile, ranks_from_environment
 from launch.trainer.runtime import distributed
 ranks_from_environment({}).export(__import__("os").environ)
-point = Point(model=default_study().load_model("tiny")[0], device="cpu")
+point = make_point({"model": "tiny", "device": "cpu"})
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
 with distributed(point, ranks_from_environment({})) as device:
     gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.parallel_state(), device)
@@ -94,7 +93,7 @@ def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
 
 
 WHOLE = ROTARY.replace(
-    'point = Point(model=default_study().load_model("tiny")[0], device="cpu")',
+    'point = make_point({"model": "tiny", "device": "cpu"})',
     """
 from configs.study import study_from
 study = default_study()

@@ -41,9 +41,8 @@ HELP = {
         for name in (
             "launch.run",
             "launch.sweep",
-            "launch.status",
             "launch.export",
-            "launch.zero_shot",
+            "launch.evaluate",
             "parse",
             "parse compare",
             "parse diagnose",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import prepared
 
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 _LAST_CHARACTERS = 6000
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -249,19 +248,19 @@ class SentimentModule(pl.LightningModule):
         super().__init__()
         self.encoder = encoder
         self._lr, self._on_host = lr, on_host
-        # Loss, hits and reviews of this rank since the epoch of a split began.
-        self._sums = {split: [0.0, 0.0, 0.0] for split in ("train", "validation", "test")}
-        self.results: dict[str, float] = {}
-        """``SPLIT_loss`` and ``SPLIT_accuracy`` of the last epoch of each split."""
 
     def _loss(self, split: str, batch: Batch) -> Tensor:
+        """Return the loss; log means over the reviews of an epoch, on all ranks."""
         scores = self.encoder(batch.tokens, batch.mask)
         loss = F.cross_entropy(scores.float(), batch.labels)
-        num_reviews = len(batch.labels)
-        sums = self._sums[split]
-        sums[0] += float(loss.detach()) * num_reviews
-        sums[1] += int((scores.argmax(1) == batch.labels).sum())
-        sums[2] += num_reviews
+        accuracy = (scores.argmax(1) == batch.labels).float().mean()
+        self.log_dict(
+            {f"{split}_loss": loss, f"{split}_accuracy": accuracy},
+            on_step=False,
+            on_epoch=True,
+            sync_dist=True,
+            batch_size=len(batch.labels),
+        )
         return loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -272,28 +271,6 @@ class SentimentModule(pl.LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._loss("test", batch)
-
-    def on_train_epoch_end(self) -> None:
-        self._end("train")
-
-    def on_validation_epoch_end(self) -> None:
-        self._end("validation")
-
-    def on_test_epoch_end(self) -> None:
-        self._end("test")
-
-    def _end(self, split: str) -> None:
-        """Log means over the reviews of all ranks, not over batches."""
-        sums = torch.tensor(self._sums[split], dtype=torch.float64, device=self.device)
-        self._sums[split] = [0.0, 0.0, 0.0]
-        if dist.is_initialized():
-            dist.all_reduce(sums)
-        loss, hits, count = sums.tolist()
-        if not count:
-            return
-        for name, value in ((f"{split}_loss", loss / count), (f"{split}_accuracy", hits / count)):
-            self.results[name] = value
-            self.log(name, value, rank_zero_only=False, sync_dist=False)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         if self._on_host:

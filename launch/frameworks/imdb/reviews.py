@@ -179,10 +179,21 @@ def hub_reviews(endpoint: str | None = None) -> Texts:
     Raises:
         ConfigError: the files cannot be had, or do not hold reviews with labels 0 and 1.
     """
-    train, test = (
-        read_parquet(_fetch(IMDB_REPOSITORY, f"plain_text/{name}-00000-of-00001.parquet", endpoint))
-        for name in ("train", "test")
-    )
+    from pyarrow import parquet
+
+    found: list[list[Review]] = []
+    for split in ("train", "test"):
+        path = _fetch(IMDB_REPOSITORY, f"plain_text/{split}-00000-of-00001.parquet", endpoint)
+        try:
+            table = parquet.read_table(path, columns=["text", "label"]).to_pydict()
+        except (OSError, ValueError) as error:  # pyarrow's own errors are among them
+            raise ConfigError(
+                f"{path}: no Parquet file with columns text and label ({error}); download it anew"
+            ) from None
+        if unknown := set(table["label"]) - {0, 1}:
+            raise ConfigError(f"{path}: label = {min(unknown)}: only 0 and 1 mean a sentiment")
+        found.append(list(map(Review, table["text"], table["label"])))
+    train, test = found
     random.Random(SPLIT_SEED).shuffle(train)
     num_held_out = round(len(train) * VALIDATION_SHARE)
     return {"train": train[num_held_out:], "validation": train[:num_held_out], "test": test}
@@ -203,35 +214,6 @@ def _fetch(repository: str, name: str, endpoint: str | None) -> Path:
             f"({type(error).__name__}); check the network or HF_ENDPOINT, or take the synthetic "
             "reviews with data_prefix = 'synthetic-reviews'"
         ) from None
-
-
-def read_parquet(path: Path) -> list[Review]:
-    """Read reviews from a Parquet file with columns ``text`` and ``label``.
-
-    Raises:
-        ConfigError: a column is missing, or a label is neither 0 nor 1.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        table = parquet.read_table(path, columns=["text", "label"]).to_pydict()
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(
-            f"{path}: no Parquet file with columns text and label ({error}); download it anew"
-        ) from None
-    if unknown := set(table["label"]) - {0, 1}:
-        raise ConfigError(f"{path}: label = {min(unknown)}: only 0 and 1 mean a sentiment")
-    return list(map(Review, table["text"], table["label"]))
-
-
-def roberta_tokenizer(endpoint: str | None = None) -> Tokenizer:
-    """Read the tokenizer of ``roberta-base`` from the hub.
-
-    Raises:
-        ConfigError: it cannot be had.
-    """
-    return Tokenizer.from_file(str(_fetch(TOKENIZER_REPOSITORY, "tokenizer.json", endpoint)))
 
 
 def trained_tokenizer(texts: Iterable[str], vocab_size: int = TRAINED_VOCABULARY) -> Tokenizer:
@@ -260,13 +242,19 @@ def _synthetic() -> tuple[Texts, Tokenizer, str]:
     return texts, tokenizer, "synthetic reviews, composed from a grammar (not IMDB)"
 
 
+def imdb(endpoint: str | None = None) -> tuple[Texts, Tokenizer, str]:
+    """Return IMDB, the tokenizer of ``roberta-base``, and where both come from.
+
+    Raises:
+        ConfigError: they cannot be had.
+    """
+    tokenizer = Tokenizer.from_file(str(_fetch(TOKENIZER_REPOSITORY, "tokenizer.json", endpoint)))
+    return hub_reviews(endpoint), tokenizer, f"{IMDB_REPOSITORY} from the Hugging Face hub"
+
+
 SOURCES: dict[str, Callable[[], tuple[Texts, Tokenizer, str]]] = {
     SYNTHETIC: _synthetic,
-    IMDB: lambda: (
-        hub_reviews(),
-        roberta_tokenizer(),
-        f"{IMDB_REPOSITORY} from the Hugging Face hub",
-    ),
+    IMDB: imdb,
 }
 """Name of data to what makes its texts, their tokenizer and the words for where they come from."""
 

@@ -68,8 +68,10 @@ def train(run: RunFile, ranks: Ranks) -> None:
             }
         )
         trainer.fit(module, data)
+        found_in = dict(trainer.callback_metrics)
         trainer.test(module, data, verbose=False)
-        results = {name: finite_or_none(value) for name, value in module.results.items()}
+        found_in |= trainer.callback_metrics
+        results = {name: finite_or_none(float(value)) for name, value in found_in.items()}
         recorder.event(
             "end",
             {
@@ -78,7 +80,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
                 "batch_s": recording.seconds_per_batch,
                 **_memory_gib(trainer.strategy.root_device),
                 **results,
-                "test_error": 1.0 - module.results["test_accuracy"],
+                "test_error": 1.0 - float(found_in["test_accuracy"]),
             },
         )
 
@@ -201,9 +203,9 @@ class Recording(SecondsPerBatch):
         )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, SentimentModule)
-        results = pl_module.results
-        loss, accuracy = results["validation_loss"], results["validation_accuracy"]
+        loss, accuracy = (
+            float(trainer.callback_metrics[f"validation_{name}"]) for name in ("loss", "accuracy")
+        )
         self._recorder.evaluation(len(self.iterations_s), loss, accuracy)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deep_optimizer_states.adapter.guard import NEWEST
-from launch.hosts.launchers import free_port
+from launch.launchers import free_port
 
 WORKER = Path(__file__).with_name("worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"

@@ -10,7 +10,6 @@ from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
 from launch.cli import add_run_options
-from launch.config_n_run import main as config_n_run
 from launch.data import data_prefix, data_record, data_words, look_at, with_data
 from launch.execute import RunOptions, Task
 from launch.identity import data_facts, point_key
@@ -230,6 +229,8 @@ def test_full_size_models_take_the_papers_corpus_where_it_is_prepared(oscar):
 
 
 def test_a_full_size_model_on_the_embedded_corpus_is_said_plainly(cache):
+    with pytest.raises(ConfigError, match="make dataset-oscar"):
+        with_data([LARGE], given("--data", "oscar-1gb"))
     assert with_data([LARGE], given()) == ([LARGE], data.UNPREPARED)
     assert with_data([TINY], given()) == ([TINY], "")
 
@@ -244,11 +245,6 @@ def test_the_papers_corpus_must_be_prepared_and_fit(cache, oscar):
         with_data([TINY], given("--data", "oscar-1gb"))
     roomy = make_point({"model": {**TINY.model.model_dump(), "vocab_size": 50_257}})
     assert with_data([roomy], given("--data", "oscar-1gb"))[0][0].data_prefix == str(oscar)
-
-
-def test_a_corpus_that_is_not_prepared_names_the_command(cache):
-    with pytest.raises(ConfigError, match="make dataset-oscar"):
-        with_data([LARGE], given("--data", "oscar-1gb"))
 
 
 def test_the_embedded_corpus_is_found_once_it_is_made(cache):
@@ -288,15 +284,3 @@ def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, cap
         assert out.count(f"\ndata     {expected}") == 3
         assert out.startswith(f"data: {expected}") == (chosen[0] == "--data")
     assert not (tmp_path / "r").exists()
-
-
-def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
-    own = write_pair(tmp_path / "own", manifest=1000)
-    tiny = ["tiny", *DRY, "--data", str(own)]
-    assert f"\ndata     own ({own})" in dry_run_of(run_main, *tiny, capsys=capsys)
-    model = {"m": 7, "H": 4096, "F": 11008, "N": 2, "L": 32, "U": 2048, "S": 4, "K": 10}
-    flags = [*DRY, *(word for flag, value in model.items() for word in (f"-{flag}", str(value)))]
-    out = dry_run_of(config_n_run, *flags, capsys=capsys)
-    assert "\ndata     oscar-1gb (the paper's corpus)" in out
-    out = dry_run_of(config_n_run, *flags, "--data", str(own), capsys=capsys)
-    assert f"\ndata     own ({own})" in out

@@ -34,25 +34,6 @@ def test_every_golden_file_is_checked():
     assert {path.stem for path in GOLDEN.glob("*.json")} == set(POINTS)
 
 
-def test_engines_differ_in_the_plugins_block_alone():
-    configs = [
-        deepspeed_config(make_point({"model": "7B", **engine}))
-        for engine in ({}, {"engine": "async-gradients"}, HYBRID)
-    ]
-    blocks = [config.pop("deep_optimizer_states", None) for config in configs]
-    assert configs[0] == configs[1] == configs[2]
-    assert blocks[0] is None
-    common = {"enabled": True, "just_in_time_forward": False, "ratio": 1.0}
-    assert blocks[1] == {**common, "policy": "all-host"}
-    assert blocks[2] == {**common, "policy": "stride", "stride": 2}
-
-
-def test_the_plugin_reads_the_blocks():
-    config = pytest.importorskip("deep_optimizer_states.config")
-    settings = config.read_settings(deepspeed_config(make_point({"model": "tiny", **HYBRID})))
-    assert (settings.enabled, settings.policy, settings.stride) == (True, "stride", 2)
-
-
 @pytest.mark.parametrize("model", ["tiny", "70B"])
 def test_buckets_never_exceed_the_model_or_deepspeeds_defaults(model):
     zero = deepspeed_config(make_point({"model": model}))["zero_optimization"]

@@ -1,5 +1,4 @@
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +8,6 @@ from deep_optimizer_states import stale_locks
 from launch import execute
 from launch.execute import RunOptions, companions, describe, ready_extensions, start_of
 from launch.fit import Machine
-from launch.run import build_parser
 
 
 @pytest.fixture
@@ -17,32 +15,6 @@ def point():
     return make_point({"model": "tiny"})
 
 
-@pytest.fixture
-def given(tmp_path):
-    """Reads the options of a run."""
-
-    def read(*words):
-        return build_parser(default_study()).read(["tiny", "--results-dir", str(tmp_path), *words])
-
-    return read
-
-
-def test_what_was_asked_for_goes_to_the_trainer(monkeypatch, point, given, tmp_path):
-    found = SimpleNamespace(origin="somewhere")
-    monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
-    asked = RunOptions.of(given("--tensorboard"), "s", default_study())
-    _, environment = start_of(point, asked, tmp_path, "data")
-    assert environment["DOS_TENSORBOARD"] == "1"
-    _, environment = start_of(point, RunOptions(tmp_path, "s"), tmp_path, "data")
-    assert "DOS_TENSORBOARD" not in environment
-
-
-@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)])
-def test_a_missing_package_is_named_beforehand(monkeypatch, given, found):
-    """A folder of its name, as runs have one, is no package."""
-    monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
-    with pytest.raises(ConfigError, match="--tensorboard: the package 'tensorboard'"):
-        RunOptions.of(given("--tensorboard"), "s", default_study())
 
 
 def test_data_that_are_not_there_are_named_before_a_run():
@@ -72,19 +44,6 @@ def test_a_folder_of_ops_that_cannot_be_written_is_refused_by_name(tmp_path, mon
     monkeypatch.setattr(execute.os, "access", lambda path, _mode: path.name != "cpu_adam")
     with pytest.raises(ConfigError, match=r"you cannot write into '.*cpu_adam'.*; name a folder"):
         ready_extensions(tmp_path / "ops")
-
-
-def test_a_point_without_a_share_has_no_hog(point, tmp_path):
-    assert companions(point, tmp_path) == ()
-
-
-def test_a_cpu_has_one_hog(point, tmp_path):
-    point = point.model_copy(update={"hog_share": 0.4, "device": "cpu"})
-    (hog,) = companions(point, tmp_path)
-    assert hog.ready == tmp_path / "hog.json"
-    assert hog.command[1:4] == ["-m", "launch.hog", "--share=0.4"]
-    assert "--device=cpu" in hog.command
-    assert f"--out={hog.ready}" in hog.command
 
 
 def test_each_gpu_of_the_ranks_has_a_hog(point, tmp_path, monkeypatch):

@@ -5,16 +5,15 @@ import pytest
 
 from configs.study import default_study, make_point, study_from
 from launch import identity as module
-from launch.hosts.launchers import TRAINER_MODULE
 from launch.identity import (
     REDACTED,
     code_of,
     git_state,
     provenance,
-    redact,
     relevant_environment,
     settings_key,
 )
+from launch.launchers import TRAINER_MODULE
 
 
 def test_another_row_is_another_point():
@@ -33,13 +32,7 @@ def test_another_row_is_another_point():
     "fields",
     [
         {"dtype": "fp16"},
-        {"pp": 2},
-        {"link_mbit": 20},
         {"zero_stage": 2},
-        {"offload_optimizer": "none"},
-        {"offload_param": "cpu"},
-        {"eval_interval": 5},
-        {"eval_iterations": 5},
         {"save_interval": 5},
         {"seed": 5},
     ],
@@ -49,15 +42,6 @@ def test_a_field_of_another_value_is_another_point(fields):
     assert settings_key(make_point({"model": "tiny", **fields})) != settings_key(
         make_point({"model": "tiny"})
     )
-
-
-def test_another_architecture_is_another_point():
-    model = default_study().load_model("tiny")[0].model_dump()
-    keys = [
-        settings_key(make_point({"model": {**model, "architecture": name}}))
-        for name in ("llama", "gpt2")
-    ]
-    assert keys[0] != keys[1]
 
 
 def test_a_name_is_no_part_of_a_point():
@@ -163,11 +147,6 @@ def test_only_what_matters_of_the_environment_is_kept_and_secrets_are_not():
         "TORCH_HUB_PASSWORD": REDACTED,
     }
     assert "abc" not in json.dumps(kept)
-
-
-def test_a_url_keeps_its_host_alone():
-    assert redact("--data=ssh://me:pw@host:22/a") == f"--data=ssh://{REDACTED}@host:22/a"
-    assert redact("a@b") == "a@b"
 
 
 def test_git_state_tells_commit_and_changes(tmp_path):

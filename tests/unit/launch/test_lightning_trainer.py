@@ -6,17 +6,15 @@ import pytest
 
 from configs.cli import Parser
 from configs.errors import ConfigError
-from configs.files import write_json
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
 from launch import cli
 from launch.data import look_at
-from launch.execute import RunOptions, Task, describe
+from launch.execute import RunOptions, Task
 from launch.fit import Machine, memory_text
 from launch.frameworks.imdb import reviews
 from launch.sweep import main
-from launch.trainer.runfile import read_run_file
 from launch.trainers import trainer_of
 from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer
 
@@ -123,16 +121,6 @@ def test_a_task_carries_the_reviews_that_were_made_for_it(tmp_path, monkeypatch)
     )
 
 
-def test_a_dry_run_makes_and_fetches_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(reviews, "CACHE", tmp_path / "cache")
-    options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
-    assert set(TRAINER.own_data) == set(reviews.SOURCES)
-    for name in TRAINER.own_data:
-        text = describe(point(data_prefix=name), Machine(2**34), options)
-        assert f"{name}, made or fetched when they are first needed" in text
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("size", ["full", "tiny"])
 def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeypatch, capsys):
     """Every point is told, as never run, whether or not its reviews can be had."""
@@ -149,31 +137,6 @@ def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeyp
     number = len((sweep if size == "full" else sweep.small()).points(None))
     assert told.count("runs     yes: never run before") == number
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_vocabulary_that_is_too_small_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(reviews, "CACHE", tmp_path)
-    small = point()
-    small = small.model_copy(update={"model": small.model.model_copy(update={"vocab_size": 300})})
-    with pytest.raises(ConfigError, match=r"needs a vocabulary of .* model\.vocab_size = 300"):
-        Task.each([small], RunOptions(tmp_path / "results", "x", trainer=TRAINER))
-
-
-def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
-    made = point(engine="no-deepspeed", seed=5)
-    prefix = tmp_path / "reviews"
-    table = {
-        "schema_version": 2,
-        "point": made.model_dump(mode="json"),
-        "study": STUDY.as_table(),
-        "data_prefix": str(prefix),
-    }
-    write_json(tmp_path / "run.json", table)
-    write_json(tmp_path / "ds_config.json", TRAINER.ds_config(made))
-    for end in (".bin", ".idx"):
-        prefix.with_suffix(end).touch()
-    run = read_run_file(tmp_path / "run.json")
-    assert (run.point, run.ds_config, run.data_prefix) == (made, {}, prefix)
 
 
 def test_its_memory_is_not_predicted_which_is_said():

@@ -11,7 +11,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import make_point
 from launch.ds_json import deepspeed_config
-from launch.identity import changes, code_facts
+from launch.identity import code_facts
 from launch.records import (
     Choice,
     Driver,
@@ -112,12 +112,6 @@ def test_a_point_that_is_run_again_says_what_changed(folder, older, why):
     assert kept.why == f"kept (stem/run-001): {why}"
     assert is_older(records[0], "setup", facts()) == why
     assert is_older(records[0], "older", facts()) == ""
-
-
-def test_many_changed_files_are_counted():
-    many = [code_facts({f"{n}.py": text for n in range(5)}, "") for text in ("1", "2")]
-    text = changes({"code": many[0]}, {"code": many[1]})
-    assert text == "code changed: 0.py, 1.py, 2.py and 2 more"
 
 
 def test_other_data_are_the_reason_of_a_new_run(folder):
@@ -338,12 +332,3 @@ def test_a_folder_that_was_removed_is_said_and_survived(tmp_path, capsys):
     got = RunFolder(tmp_path / "gone", "a.log").record_end(Status("ok", 0, 1.0))
     assert got.status == "ok"
     assert "No such file" in capsys.readouterr().err
-
-
-def test_nothing_is_said_when_all_is_well(tmp_path, capsys):
-    given = Status("ok", 0, 1.0)
-    assert RunFolder(tmp_path, "a.log").record_end(given) == given
-    assert status(tmp_path)["status"] == "ok"
-    assert capsys.readouterr().err == ""
-    assert not disk_is_full(tmp_path / "gone")
-    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

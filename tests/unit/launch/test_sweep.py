@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.errors import ConfigError
-from configs.sweep import load_sweep, make_sweep
+from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module, run as run_command
 from launch.derive import derive
@@ -49,17 +49,13 @@ def test_a_cpu_runs_a_sweeps_small_form_and_shows_the_full_one_on_request():
     assert models(planned(CPU, "--size", "full", sweep=stride)) == {"7B", "13B", "20B"}
 
 
-def test_a_model_that_the_sweep_names_is_not_replaced_on_a_gpu():
-    own = make_sweep({"name": "s", "model": "70B", "engines": [{"engine": "v"}]})
-    assert models(planned(GPU, sweep=own)) == {"70B"}
-
-
 def set_points(*words, sweep=BASIC):
     given = build_parser(sweep.study).read(["--device", "cpu", *words])
     return make_plan(sweep, given, CPU).points
 
 
 def test_a_field_of_every_run_is_set_from_the_command_line():
+    assert planned(CPU, "--repeats", "3").sweep.repeats == 3
     assert {point.lr for point in set_points()} == {3e-4}
     assert {point.lr for point in set_points("--lr", "1e-4", "--clip-grad", "0")} == {1e-4}
 
@@ -84,10 +80,6 @@ def test_a_field_of_some_engines_is_set_for_those_that_take_it(capsys):
 def test_a_field_that_cannot_be_set_is_named(words, message):
     with pytest.raises(ConfigError, match=message):
         set_points(*words)
-
-
-def test_repeats_of_the_command_line_win():
-    assert planned(CPU, "--repeats", "3").sweep.repeats == 3
 
 
 NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]

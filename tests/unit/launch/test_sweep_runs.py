@@ -48,17 +48,6 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert "ValueError: the trainer's own words" in out[4]
 
 
-def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
-    run_all(plan(fake_trainer("async-gradients=fail")), Request())
-    the_plan = plan(fake_trainer("ok"))
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.skipped) == (1, 2)
-    assert "[1/3] tiny vanilla: done before" in capsys.readouterr().out
-    runs = index_of(the_plan)["runs"]
-    assert [run["status"] for run in runs] == ["ok", "ok", "ok"]
-    assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
-
-
 def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatch):
     """A commit of documents, files of the user's in the checkout."""
     facts = task_module.identity.machine_and_checkout()
@@ -263,6 +252,8 @@ def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsy
         f"runs     yes: failed before ({the_plan.points[2].log_name[:-4]}/run-001)",
     ]
     assert "sweep 'basic': 3 points, 2 of 3 runs left, of unknown time" in out
+    dry_run(the_plan, NAMES[1:2], Request(chosen=frozenset(NAMES[1:2])))
+    assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
     monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: {"x.py": "1"})
     dry_run(the_plan, NAMES[1:2], Request(chosen=frozenset(NAMES[1:2])))
     assert "runs     yes: code changed: " in capsys.readouterr().out
@@ -296,16 +287,6 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     assert (first["point"]["dtype"], first["dtype_reason"]) == ("bf16", "")
     # What is done needs no words of how long it takes.
     assert call(slow)[1] == f"[1/3] tiny vanilla: done before ({where}/run-002)"
-
-
-def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("ok"))
-    run_all(the_plan, Request(chosen=frozenset(NAMES[:1])))
-    capsys.readouterr()
-    dry_run(the_plan, NAMES[1:], Request(chosen=frozenset(NAMES[1:])))
-    assert "sweep 'basic': 2 of 3 points, of unknown time" in capsys.readouterr().out
-    dry_run(the_plan, NAMES[:1], Request(chosen=frozenset(NAMES[:1])))
-    assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
 
 
 def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, capsys):
@@ -371,7 +352,7 @@ def test_they_share_the_points_and_never_measure_at_once(plan, fake_trainer, mon
     assert first.ok + second.ok == 3 == len(list(the_plan.folder.glob("*/run-*")))
     assert first.failed == second.failed == 0
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok"] * 3
-    assert "waits for its turn" in capsys.readouterr().out
+    assert " measures basic tiny " in capsys.readouterr().out
 
 
 def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer, tmp_path, capsys):
@@ -392,16 +373,3 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer
     thread.join()
     assert (went[0].failed, went[0].skipped) == (0, 3)
     assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
-
-
-def test_while_a_run_lasts_its_turn_names_it(plan, fake_trainer, tmp_path, monkeypatch):
-    seen = []
-
-    def look(*given):
-        seen.append((tmp_path / "lock").read_text().partition(" measures ")[2])
-        return execute(*given)
-
-    monkeypatch.setattr(sweep_runner, "execute", look)
-    the_plan = plan(fake_trainer("ok"))
-    run_all(the_plan, Request())
-    assert seen == [f"basic {point.name}" for point in the_plan.points]

@@ -1,5 +1,4 @@
 import json
-import re
 import subprocess
 
 import pytest
@@ -10,7 +9,7 @@ from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
 from launch.fit import Machine
-from launch.hosts.launchers import TRAINER_MODULE
+from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
 from launch.trainers.own import PIPELINE_MODULE
@@ -112,7 +111,6 @@ def test_options_that_contradict_each_other_are_refused(words, message):
         trainer(*words)
 
 
-TINY_GPT2 = {**POINT.model.model_dump(), "architecture": "gpt2"}
 HYBRID = {"engine": "hybrid", "stride": 2}
 
 
@@ -139,26 +137,6 @@ def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields,
     assert remedy in reason
     assert reason in megatron.refuse(point) or "pp = 2" in reason
     assert any(text.startswith(field.split(":")[0]) for text in megatron.refuse(point))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"dtype": "fp32"},
-        {**HYBRID, "zero_stage": 1},
-        {"offload_optimizer": "none"},
-        {"model": TINY_GPT2},
-        {"save_interval": 5},
-        {"eval_interval": 5},
-        {"attention": "sdpa"},
-    ],
-    ids=str,
-)
-def test_what_only_ours_runs_is_refused_by_the_other(megatron, fields):
-    point = make_point({"model": "tiny", **fields})
-    assert trainer().refuse(point) == []
-    (reason,) = megatron.refuse(point)
-    assert re.search(r"--trainer megatron-deepspeed knows .* alone", reason)
 
 
 def test_both_run_what_the_paper_ran(megatron):

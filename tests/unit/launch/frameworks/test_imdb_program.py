@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-from torch import nn
 
 from configs.study import load_study
 from launch.frameworks.imdb.module import (
@@ -22,7 +21,6 @@ from launch.frameworks.imdb.module import (
     Shape,
     collate,
     masked_mean,
-    sines,
     strategy_of,
 )
 from launch.frameworks.imdb.reviews import TokenizedReviews
@@ -127,10 +125,6 @@ def test_the_mean_is_over_tokens_and_not_over_padding():
     assert masked_mean(states, mask).flatten().tolist() == [2.0, 3.0]
 
 
-def test_the_default_shape_is_the_texts():
-    assert Shape() == Shape(hidden=256, ffn=1024, layers=6, heads=8, max_length=1024, dropout=0.2)
-
-
 def test_scores_depend_neither_on_how_far_a_review_is_padded_nor_on_what_stands_there(encoder):
     """Fails where attention or the mean takes padding in."""
     short, long = review(0, 5, 6, END), review(0, *range(10, 20), END)
@@ -144,16 +138,6 @@ def test_scores_depend_neither_on_how_far_a_review_is_padded_nor_on_what_stands_
 def test_the_order_of_words_counts(encoder):
     one, other = batch_of([review(0, 5, 6, END)]), batch_of([review(0, 6, 5, END)])
     assert not torch.allclose(encoder(one.tokens, one.mask), encoder(other.tokens, other.mask))
-
-
-def test_positions_are_sines_and_cosines():
-    table = sines(8, 10)
-    assert table[0].tolist() == [0, 1] * 4
-    torch.testing.assert_close(
-        table[3, :2],
-        torch.tensor([3.0, 3.0]).sin_().copy_(torch.tensor([np.sin(3.0), np.cos(3.0)])),
-    )
-    assert len({tuple(row.tolist()) for row in table}) == 10
 
 
 def test_padding_never_gets_an_embedding(encoder):
@@ -175,29 +159,6 @@ def test_the_rate_falls_to_six_tenths_after_every_epoch(encoder):
         schedule.step()
     assert rates == pytest.approx([2e-4, 2e-4 * DECAY, 2e-4 * DECAY**2])
     assert DECAY == 0.6
-
-
-class Scores(nn.Module):
-    """Takes tokens for scores."""
-
-    def forward(self, tokens, mask):
-        return tokens
-
-
-def test_results_are_means_over_reviews_and_not_over_batches(monkeypatch):
-    module = SentimentModule(Scores())
-    monkeypatch.setattr(module, "log", lambda *_args, **_options: None)
-    right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
-    losses = [
-        float(module.training_step(SimpleNamespace(tokens=t, mask=None, labels=one), 0))
-        for t, one in ((right.repeat(3, 1), torch.tensor([1, 1, 1])), (wrong, torch.tensor([1])))
-    ]
-    module.on_train_epoch_end()
-    mean = (3 * losses[0] + losses[1]) / 4
-    assert module.results == {"train_loss": pytest.approx(mean), "train_accuracy": 0.75}
-    module.results.clear()
-    module.on_train_epoch_end()
-    assert module.results == {}, "an epoch begins anew"
 
 
 def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):

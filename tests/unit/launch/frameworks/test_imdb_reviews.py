@@ -2,8 +2,6 @@
 
 import collections
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +17,6 @@ from launch.frameworks.imdb.reviews import (
     SYNTHETIC,
     Review,
     hub_reviews,
-    read_parquet,
-    roberta_tokenizer,
     synthetic_reviews,
     trained_tokenizer,
 )
@@ -86,7 +82,7 @@ def test_imdb_is_read_from_the_hub_with_validation_held_out_of_training(imdb):
     assert train | validation == {f"review {number}" for number in range(40)}
     assert test == {f"review {number}" for number in range(1000, 1040)}
     assert hub_reviews(imdb.url) == found
-    assert roberta_tokenizer(imdb.url).token_to_id(PAD) == 1
+    assert module.imdb(imdb.url)[1].token_to_id(PAD) == 1
 
 
 def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
@@ -95,17 +91,20 @@ def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
         hub_reviews(imdb.url)
 
 
-def test_a_file_of_other_labels_or_without_reviews_is_refused(tmp_path):
-    path = tmp_path / "x.parquet"
-    table(path, 40, label=[-1] * 40)
-    with pytest.raises(ConfigError, match="label = -1: only 0 and 1"):
-        read_parquet(path)
-    parquet.write_table(pa.table({"line": [1]}), path)
-    with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(path)
-    path.write_text("no parquet")
-    with pytest.raises(ConfigError, match="columns text and label"):
-        read_parquet(path)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [-1] * 40}, "label = -1: only 0 and 1"),
+        (None, "columns text and label"),
+    ],
+)
+def test_a_file_of_other_labels_or_without_reviews_is_refused(imdb, tmp_path, columns, message):
+    content = b"no parquet" if columns is None else table(tmp_path / "y.parquet", 40, **columns)
+    for name in imdb.files:
+        if name.endswith("test-00000-of-00001.parquet"):
+            imdb.files[name] = content
+    with pytest.raises(ConfigError, match=message):
+        hub_reviews(imdb.url)
 
 
 def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back():
@@ -138,25 +137,6 @@ def test_what_was_written_is_read_back(written):
         expected = [(tokenizer.encode(r.text).ids, r.label) for r in REVIEWS[split]]
         assert [(tokens.tolist(), label) for tokens, label in found.splits[split]] == expected
     assert (found.pad_id, found.end_id, found.source) == (1, 2, "a test")
-
-
-def test_megatron_core_reads_the_same_documents(written):
-    """In a process of its own: megatron-core warns while it is imported."""
-    _, prefix = written
-    code = (
-        "from megatron.core.datasets.indexed_dataset import IndexedDataset as D;"
-        f"print([d.tolist() for d in D({prefix!r})])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    found = module.read(prefix).splits
-    documents = [
-        [number, label, *tokens.tolist()]
-        for number, split in enumerate(SPLITS)
-        for tokens, label in found[split]
-    ]
-    assert done.stdout.splitlines()[-1] == str(documents)
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,6 @@ def test_a_process_of_the_run_is_not_spared_by_an_inner_run(tmp_path):
     assert not is_alive(int((tmp_path / "inner.log").read_text()))
 
 
-def test_a_run_has_a_session_of_its_own_so_that_the_terminals_ctrl_c_reaches_us_alone(tmp_path):
-    _, log = run("import os; print(os.getsid(0) == os.getpid())", tmp_path)
-    assert log.read_text() == "True\n"
-
-
 def test_the_time_limit_ends_the_run_and_all_it_started(tmp_path, sleeper, leap):
     log = tmp_path / "a.log"
     leap(lambda: 100.0 if log.exists() and log.read_text().endswith("\n") else 0.0)
@@ -397,13 +392,6 @@ def test_what_is_no_token_ends_nothing(leftover, sleeper, monkeypatch, token):
     members = Members(TOKEN)
     members._token = ""  # even so
     assert members.all() == []
-
-
-def test_tokens_of_outer_runs_stay(tmp_path):
-    log = tmp_path / "a.log"
-    code = f"import os; print(os.environ[{TOKEN_VARIABLE!r}])"
-    supervise(Job([PYTHON, "-c", code], tmp_path, {TOKEN_VARIABLE: "outer"}, log, token=TOKEN))
-    assert log.read_text() == f"outer:{TOKEN}\n"
 
 
 def test_a_sample_sees_processes_come_and_go(leftover):

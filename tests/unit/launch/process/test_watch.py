@@ -13,8 +13,8 @@ from processes import wait_for
 from configs.files import ROOT
 from launch.process import watch as module
 from launch.process.watch import (
+    GrowingFile,
     ProgressWatch,
-    Tail,
     add_note,
     catches,
     count_oom_kills,
@@ -124,14 +124,12 @@ def test_of_a_huge_growth_the_end_is_read(files, clock, monkeypatch):
 
 def test_a_growing_file_is_read_piece_by_piece(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
-    assert tail.look() is None
-    path.write_text('{"event": "start"}\n' + iteration(1, 5.0)[:10])
-    assert tail.look() is None
-    append(path, iteration(1, 5.0)[10:] + "noise\n")
-    assert tail.look()["iteration"] == 1
-    append(path, iteration(2, 5.0))
-    assert tail.look()["iteration"] == 2
+    file = GrowingFile(path)
+    assert file.new_lines() == []
+    path.write_text("whole\nha")
+    assert file.new_lines() == [b"whole"]
+    append(path, "lf\n")
+    assert file.new_lines() == [b"half"]
 
 
 ANSWERS = """

@@ -11,7 +11,7 @@ from configs.schema import Model, Point
 from configs.study import make_point
 from launch.trainer import deepspeed_adapter, loop
 from launch.trainer.deepspeed_adapter import CosineSchedule
-from launch.trainer.loop import PeakMemory, PhaseClock, learning_rate
+from launch.trainer.loop import PeakMemory, learning_rate
 from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import eager_imports, plugin_installed
 
@@ -80,18 +80,6 @@ def test_checkpoints_are_due_at_every_interval_and_at_the_end(
     loop.iterate(run, adapter, recorder)
     assert seen == {"evaluation": evaluated, "checkpoint": saved, "iteration": [*range(1, 8)]}
     assert timed == [0, *saved]
-
-
-def test_a_phase_is_summed_until_it_is_taken():
-    clock = PhaseClock(CPU)
-    for _ in range(2):
-        clock.begin()
-        sum(range(10_000))
-        clock.end("backward")
-    first = clock.take()
-    assert first["backward_ms"] > 0
-    assert first["forward_ms"] == first["update_ms"] == 0.0
-    assert clock.take()["backward_ms"] == 0.0
 
 
 def test_a_peak_is_noted_before_somebody_else_resets_it(monkeypatch):

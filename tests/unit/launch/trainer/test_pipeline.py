@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.errors import ConfigError
 from configs.study import load_study
-from launch.hosts.namespaces import INTERFACE
 from launch.trainer import pipeline_adapter
 from launch.trainer.loop import learning_rate
 from launch.trainer.pipeline_adapter import COMMUNICATION, Optimizer, PipelineAdapter
@@ -139,16 +137,6 @@ def test_a_saved_state_goes_on_bit_for_bit():
         rest.step(3)
     assert all(torch.equal(a, b) for a, b in zip(given, others, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(mine.state, restored.state, strict=True))
-
-
-def test_a_ranks_own_link_is_counted_and_links_as_they_are_are_not(monkeypatch):
-    sent = {INTERFACE: SimpleNamespace(bytes_sent=5000), "lo": SimpleNamespace(bytes_sent=1)}
-    monkeypatch.setattr(pipeline_adapter.psutil, "net_io_counters", lambda **_options: sent)
-    assert pipeline_adapter.link_sent_bytes(point(link_mbit=20)) == 5000
-    assert pipeline_adapter.link_sent_bytes(point(link_mbit=0)) == 0
-    del sent[INTERFACE]
-    with pytest.raises(ConfigError, match="link_mbit = 20: this rank is behind no link"):
-        pipeline_adapter.link_sent_bytes(point(link_mbit=20))
 
 
 def test_times_are_means_over_ranks_and_bytes_are_sums(monkeypatch):

@@ -1,4 +1,4 @@
-"""What every trainer's run writes down: log lines, metrics.jsonl, TensorBoard's file."""
+"""What every trainer's run writes down: log lines and metrics.jsonl."""
 
 import json
 import math
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -210,38 +209,3 @@ def test_printed_lines_stay_whole_beside_another_ranks_unbuffered_python():
     os.close(writer)
     assert [os.read(reader, 4096) for _ in range(3)] == [b"one\n", b"two\n", b""]
     os.close(reader)
-
-
-class Writer:
-    """TensorBoard's, which keeps what it is given."""
-
-    def __init__(self, folder):
-        self.folder, self.rows, self.closed = folder, {}, False
-        WRITERS.append(self)
-
-    def add_scalar(self, name, value, iteration):
-        self.rows[name, iteration] = value
-
-    def close(self):
-        self.closed = True
-
-
-WRITERS = []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_gives_tensorboard_every_number_of_an_event(run, rank, monkeypatch):
-    fake = SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    monkeypatch.setenv("DOS_TENSORBOARD", "1")
-    WRITERS.clear()
-    with Recorder(run, ranks_from_environment({**TWO, "RANK": str(rank)})) as recorder:
-        recorder.start({})
-        recorder.iteration(replace(ITERATION, grad_norm=math.inf))
-        recorder.evaluation(2, 1.0)
-    assert len(WRITERS) == (rank == 0)
-    for writer in WRITERS:
-        assert (writer.folder, writer.closed) == (str(run.run_dir / "tensorboard"), True)
-        assert writer.rows["iteration/loss", 2] == ITERATION.loss
-        assert writer.rows["evaluation/perplexity", 2] == math.exp(1.0)
-        assert ("iteration/grad_norm", 2) not in writer.rows

@@ -24,7 +24,6 @@ from typing import Self
 from configs.errors import ConfigError
 from configs.files import ROOT, write_text
 from deep_optimizer_states.core.host import usable_cores
-from launch.hosts import namespaces
 
 TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"
 KINDS = (TORCHRUN, DEEPSPEED, SRUN)
@@ -36,7 +35,7 @@ EXPORTED = (
     *("NCCL_", "OMP_", "PATH", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "UCX_", "WANDB_"),
 )
 """How the names of variables begin that DeepSpeed's launcher hands to ranks on other machines."""
-_HOST_LINE = re.compile(r"(\S+)\s+slots=([1-9]\d*)")
+_HOST_LINE = re.compile(r"^\s*([^#\s]+)\s+slots=([1-9]\d*)", re.MULTILINE)
 _ENDPOINT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _PORTS = (10_000, 32_768)
@@ -196,7 +195,7 @@ class Launcher:
             ConfigError: the hosts cannot run so many ranks.
         """
         found = {"launcher": self.kind} if self.kind == DEEPSPEED else {}
-        nodes = self._nodes(num_ranks)
+        nodes, _ = self._shares(num_ranks)
         return {**found, "nodes": str(nodes)} if nodes > 1 else found
 
     def port(self) -> int:
@@ -206,17 +205,16 @@ class Launcher:
     def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
         """Return the environment of what is started here."""
         if self.is_far:
-            return node_environment(base, num_ranks // self._nodes(num_ranks))
+            return node_environment(base, self._shares(num_ranks)[1])
         return ranks_environment(base, num_ranks, port)
 
-    def command(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> list[str]:
+    def command(self, program: Program, num_ranks: int, port: int) -> list[str]:
         """Return the one command that starts a run of ``program``.
 
         Args:
             program: what every rank runs.
             num_ranks: ranks on all machines.
             port: where they meet.
-            link_mbit: rate of the links between ranks of this machine; 0 for links as they are.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
@@ -227,8 +225,6 @@ class Launcher:
             return self._srun(program, num_ranks, port)
         if self.is_far:
             return self._torchrun(program, num_ranks)
-        if link_mbit:
-            return _behind_links(program, num_ranks, port, link_mbit)
         return ranks_command(program, num_ranks, port)
 
     def elsewhere(self, command: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -261,33 +257,48 @@ class Launcher:
         write_text(path, "".join(lines))
         environment["DS_ENV_FILE"] = str(path)
 
-    def _nodes(self, num_ranks: int) -> int:
-        if self.nnodes is not None:
-            return self.nnodes
-        if self.hostfile is not None:
-            room = 0
-            for number, slots in enumerate(read_hostfile(self.hostfile).values(), start=1):
-                room += slots
-                if room >= num_ranks:
-                    return number
-            raise ConfigError(f"the run has {num_ranks} ranks, the hosts have {room} slots")
-        return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if self.kind == SRUN else 1
+    def _shares(self, num_ranks: int) -> tuple[int, int]:
+        """Return how many machines run, and the ranks of each: they are equal.
+
+        Raises:
+            ConfigError: the ranks cannot be shared out, or the hosts have too few slots for them.
+        """
+        slots = list(read_hostfile(self.hostfile).values()) if self.hostfile else []
+        nodes = self.nnodes or (
+            int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if self.kind == SRUN else 1
+        )
+        if slots and self.nnodes is None:
+            nodes = next(
+                (n for n in range(1, len(slots)) if sum(slots[:n]) >= num_ranks), len(slots)
+            )
+        each, left = divmod(num_ranks, nodes)
+        if left:
+            raise ConfigError(
+                f"{nodes} nodes: {num_ranks} ranks cannot be shared out equally over them; --dp N "
+                "sets how many there are (tp x pp x dp)"
+            )
+        if slots and (nodes > len(slots) or each > min(slots[:nodes])):
+            raise ConfigError(
+                f"{nodes} nodes of {each} ranks: hostfile '{self.hostfile}' has hosts of "
+                f"{', '.join(map(str, slots))} slots; give --nnodes, or fewer ranks"
+            )
+        return nodes, each
 
     def _torchrun(self, program: Program, num_ranks: int) -> list[str]:
-        nodes = self.nnodes or 1
+        nodes, each = self._shares(num_ranks)
         return [
             *_TORCHRUN,
             f"--nnodes={nodes}",
             # The first machine has rank 0, and with it the log's own lines.
             "--node-rank=0",
-            f"--nproc-per-node={ranks_a_node(num_ranks, nodes)}",
+            f"--nproc-per-node={each}",
             "--rdzv-backend=static",
             f"--rdzv-endpoint={self.rdzv_endpoint}",
             *program.words,
         ]
 
     def _srun(self, program: Program, num_ranks: int, port: int) -> list[str]:
-        nodes = self._nodes(num_ranks)
+        nodes, each = self._shares(num_ranks)
         srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         srun += ["--kill-on-bad-exit=1", f"--chdir={ROOT}"]
         if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
@@ -296,7 +307,7 @@ class Launcher:
             *srun,
             *_TORCHRUN,
             f"--nnodes={nodes}",
-            f"--nproc-per-node={ranks_a_node(num_ranks, nodes)}",
+            f"--nproc-per-node={each}",
             "--rdzv-backend=c10d",
             f"--rdzv-id={port}",
             # The script of a job runs on its first node.
@@ -325,15 +336,7 @@ class Launcher:
         ]
 
     def _on_hosts(self, hostfile: Path, program: Program, num_ranks: int) -> list[str]:
-        slots, nodes = read_hostfile(hostfile), self._nodes(num_ranks)
-        if nodes > len(slots):
-            raise ConfigError(f"--nnodes {nodes}: there are {len(slots)} hosts")
-        each = ranks_a_node(num_ranks, nodes)
-        for name, number in list(slots.items())[:nodes]:
-            if each > number:
-                raise ConfigError(
-                    f"host {name!r} would run {each} ranks and has {number} slots; give --nnodes"
-                )
+        nodes, each = self._shares(num_ranks)
         for word in program.words:
             if shlex.quote(word) != word:
                 raise ConfigError(
@@ -348,59 +351,23 @@ THIS_MACHINE = Launcher()
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Return the slots of a hostfile's hosts: lines ``HOST slots=N``; ``#`` begins a comment.
+    """Return the slots of a hostfile's hosts: lines ``HOST slots=N``, which DeepSpeed checks.
 
     Raises:
-        ConfigError: the file cannot be read, a line is malformed, a host comes twice, or there is
-            none; names file and line.
+        ConfigError: the file cannot be read, or has no such line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        found = _HOST_LINE.findall(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"hostfile {str(path)!r} cannot be read: {error}") from None
-    hosts: dict[str, int] = {}
-    for number, text in enumerate(lines, start=1):
-        line = text.partition("#")[0].strip()
-        match = _HOST_LINE.fullmatch(line)
-        if line and (match is None or match[1] in hosts):
-            raise ConfigError(
-                f"{path}:{number}: {line!r}: write HOST slots=N, N at least 1, each host once"
-            )
-        if match:
-            hosts[match[1]] = int(match[2])
-    if not hosts:
-        raise ConfigError(f"hostfile {str(path)!r} names no host")
-    return hosts
-
-
-def ranks_a_node(num_ranks: int, num_nodes: int) -> int:
-    """Return the ranks of each of ``num_nodes`` equal nodes.
-
-    Raises:
-        ConfigError: they cannot be equal.
-    """
-    if num_ranks % num_nodes:
-        raise ConfigError(
-            f"{num_nodes} nodes: {num_ranks} rank{'s'[: num_ranks > 1]} cannot be shared out "
-            "equally over them; --dp N sets how many there are (tp x pp x dp)"
-        )
-    return num_ranks // num_nodes
+    if not found:
+        raise ConfigError(f"hostfile {str(path)!r} has no line HOST slots=N")
+    return {name: int(slots) for name, slots in found}
 
 
 def _devices(num_ranks: int) -> list[str]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if all(word.strip().isdigit() for word in visible) and len(visible) >= num_ranks:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    if all(map(str.isdigit, visible)) and len(visible) >= num_ranks:
         # It counts from 0 otherwise, and leaves the devices that the caller chose.
-        return ["--include", f"localhost:{','.join(word.strip() for word in visible[:num_ranks])}"]
+        return ["--include", f"localhost:{','.join(visible[:num_ranks])}"]
     return ["--num_gpus", str(num_ranks)]
-
-
-def _behind_links(program: Program, num_ranks: int, port: int, link_mbit: int) -> list[str]:
-    """Links first, then torchrun on the bridge between them, whose ranks go behind them."""
-    module = ["-m", namespaces.__name__]
-    return [
-        *(sys.executable, *module, "start", str(link_mbit), str(num_ranks)),
-        *(*_TORCHRUN, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={num_ranks}"),
-        *(f"--master-addr={namespaces.BRIDGE_ADDRESS}", f"--master-port={port}"),
-        *(*module, "rank", *program.words),
-    ]

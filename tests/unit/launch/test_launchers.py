@@ -10,17 +10,14 @@ from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from deep_optimizer_states.core.host import usable_cores
-from launch import cli
-from launch.hosts import launchers
-from launch.hosts.launchers import (
+from launch import cli, launchers
+from launch.launchers import (
     Launcher,
     Program,
     free_port,
-    node_environment,
     ranks_command,
     ranks_environment,
 )
-from launch.hosts.namespaces import BRIDGE_ADDRESS
 
 PROGRAM = Program("a.b", ("/r/run.json",))
 SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), is_module=False)
@@ -51,23 +48,10 @@ def no_devices(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def words_of(chosen, program=PROGRAM, num_ranks=2, **more):
-    python, *words = chosen.command(program, num_ranks, 5000, **more)
+def words_of(chosen, program=PROGRAM, num_ranks=2):
+    python, *words = chosen.command(program, num_ranks, 5000)
     assert python == sys.executable
     return words
-
-
-def test_torchrun_starts_the_ranks_of_one_machine_and_links_change_that():
-    plain = words_of(launcher())
-    assert plain[:2] == [*TORCHRUN]
-    assert words_of(launcher(), link_mbit=0) == plain
-    module = ["-m", "launch.hosts.namespaces"]
-    assert words_of(launcher(), num_ranks=4, link_mbit=20) == [
-        *(*module, "start", "20", "4"),
-        *(sys.executable, *TORCHRUN, "--nnodes=1", "--node-rank=0"),
-        *("--nproc-per-node=4", f"--master-addr={BRIDGE_ADDRESS}", "--master-port=5000"),
-        *(*module, "rank", "-m", "a.b", "/r/run.json"),
-    ]
 
 
 def test_deepspeeds_launcher_on_one_machine(monkeypatch):
@@ -100,10 +84,10 @@ def test_deepspeeds_launcher_over_a_hostfile(over_hosts, hostfile):
 @pytest.mark.parametrize(
     ("num_ranks", "words", "message"),
     [
-        (5, (), "the run has 5 ranks, the hosts have 4 slots"),
+        (6, (), "2 nodes of 3 ranks: hostfile '.*' has hosts of 2, 2 slots"),
         (3, (), "3 ranks cannot be shared out"),
-        (3, ("--nnodes", "3"), "--nnodes 3: there are 2 hosts"),
-        (4, ("--nnodes", "1"), "'node-1' would run 4 ranks and has 2 slots"),
+        (3, ("--nnodes", "3"), "3 nodes of 1 ranks: "),
+        (4, ("--nnodes", "1"), "1 nodes of 4 ranks: "),
     ],
 )
 def test_hosts_that_cannot_run_the_ranks_are_refused(over_hosts, num_ranks, words, message):
@@ -128,17 +112,8 @@ def test_what_other_hosts_need_of_the_environment_lies_in_the_runs_folder(over_h
     assert "DS_ENV_FILE" not in given
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a slots=2\nb 2\n", r"hosts:2: 'b 2': write HOST slots=N"),
-        ("a slots=0\n", "N at least 1"),
-        ("a slots=2\na slots=2\n", "hosts:2: .*each host once"),
-        ("# none\n", "names no host"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_hostfile_that_is_wrong_is_refused_with_the_options(tmp_path, text, message):
+@pytest.mark.parametrize(("text", "message"), [("# a slots=2\n", "no line"), (None, "cannot be")])
+def test_a_hostfile_without_hosts_is_refused_with_the_options(tmp_path, text, message):
     path = tmp_path / "hosts"
     if text is not None:
         path.write_text(text)
@@ -211,7 +186,7 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
         "os.write(1, line.encode())\n"
     )
     says = Program(str(program), (), is_module=False)
-    fakes = Path(__file__).resolve().parents[1] / "fakes"
+    fakes = Path(__file__).resolve().parent / "fakes"
     monkeypatch.setenv("PATH", os.pathsep.join([str(fakes), os.environ["PATH"]]))
     chosen = Launcher(way, nnodes=2)
     chosen = Launcher(way, nnodes=2, rdzv_endpoint=f"127.0.0.1:{chosen.port()}")
@@ -249,23 +224,20 @@ def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
     assert "RANK" not in ranks_environment({}, 2, 29500)
 
 
-def test_threads_and_ops_are_set_unless_the_user_did():
-    made = ranks_environment({}, 2, 1)
+def test_the_environment_is_the_users_with_what_ranks_need_before_it():
+    given = {"PYTHONPATH": "/mine", "PATH": "/usr/bin"}
+    made = ranks_environment(given, 2, 1)
+    assert made["PYTHONPATH"].split(":") == [str(ROOT), str(ROOT / "src"), "/mine"]
+    assert made["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
     assert made["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
     assert made["TORCH_EXTENSIONS_DIR"] == str(Path(sys.prefix) / "torch_extensions")
-    given = {"OMP_NUM_THREADS": "5", "TORCH_EXTENSIONS_DIR": "/x"}
-    kept = ranks_environment(given, 2, 1)
-    assert {name: kept[name] for name in given} == given
-
-
-def test_the_checkout_comes_before_the_users_path():
-    paths = ranks_environment({"PYTHONPATH": "/mine"}, 1, 1)["PYTHONPATH"].split(":")
-    assert paths == [str(ROOT), str(ROOT / "src"), "/mine"]
-
-
-def test_tools_of_the_environment_come_first():
-    path = ranks_environment({"PATH": "/usr/bin"}, 1, 1)["PATH"]
-    assert path == f"{Path(sys.executable).parent}:/usr/bin"
+    assert made["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as the monitor numbers them"
+    own = {
+        "OMP_NUM_THREADS": "5",
+        "TORCH_EXTENSIONS_DIR": "/x",
+        "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+    }
+    assert own.items() <= ranks_environment(own, 2, 1).items()
 
 
 def test_a_free_port_can_be_bound_and_is_none_that_the_kernel_gives_to_others():
@@ -279,19 +251,13 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         taken = server.getsockname()[1]
-        monkeypatch.setattr("launch.hosts.launchers.SystemRandom.randrange", lambda *_: taken)
+        monkeypatch.setattr("launch.launchers.SystemRandom.randrange", lambda *_: taken)
         assert free_port() != taken, "the kernel's, since all that were drawn are taken"
-
-
-def test_gpus_are_numbered_as_the_monitor_numbers_them_unless_the_user_says_otherwise():
-    assert node_environment({}, 1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    given = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    assert node_environment(given, 1)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
     port = free_port()
-    code = "import sys; from launch.hosts import launchers; launchers._keep(int(sys.argv[1]))"
+    code = "import sys; from launch import launchers; launchers._keep(int(sys.argv[1]))"
 
     def take(number):
         words = [sys.executable, "-c", code, str(number)]
