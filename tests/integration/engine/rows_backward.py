@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import time
 from unittest import mock
 
 import deepspeed
 import torch
 from deepspeed.utils import set_z3_leaf_modules
-from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
+from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, play_late, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
 from seams import EmulatedDevice, Kind, UpdatePhase, ahead
@@ -567,20 +566,9 @@ def give_back(folder, refuses, steps):
 @ROWS.check("state is not sent ahead before the last update has brought it home")
 def late_flushes(_folder):
     """Whose flush lasts into the next backward."""
-    make = EmulatedDevice.__init__
-
-    def make_with_slow_flushes(self, *args):
-        make(self, *args)
-        submit = self.d2h.submit
-
-        def submit_late(what, work, uses=()):
-            submit(what, lambda: (time.sleep(0.01), work()), uses)
-
-        self.d2h.submit = submit_late
 
     def act(trial):
         trial.train(trial.open(CASE.changed(accumulation=1)), 8)
 
-    with mock.patch.object(EmulatedDevice, "__init__", make_with_slow_flushes):
-        ours = play(act, {**AHEAD, "prefetch_memory_bytes": 10**9})
+    ours = play_late(act, {**AHEAD, "prefetch_memory_bytes": 10**9}, lane="D2H")
     same(ours, play(act, None))

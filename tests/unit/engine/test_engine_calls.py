@@ -39,13 +39,6 @@ def test_the_throughput_timer_waits_for_the_callers_stream_alone(waits):
     assert waits[-1] == "device"
 
 
-def test_a_timer_that_the_user_set_stays_as_it_is(waits):
-    timer = ThroughputTimer(DeepSpeedThroughputTimerConfig(synchronized=True), batch_size=1)
-    time_own_stream(timer)
-    run_timer(timer)
-    assert set(waits) == {"device"}
-
-
 def test_the_whole_device_is_waited_for_again_afterwards(monkeypatch):
     accelerator = get_accelerator()
     before = dict(vars(accelerator))
@@ -57,22 +50,6 @@ def test_the_whole_device_is_waited_for_again_afterwards(monkeypatch):
     assert vars(accelerator) == before
 
 
-def interrupted(times, seen):
-    with signals_held_back():
-        for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
-            seen.append("the block")
-
-
-@pytest.mark.own_process
-def test_ctrl_c_comes_after_the_block():
-    seen = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(1, seen)
-    assert seen == ["the block"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 @pytest.mark.own_process
 def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
     seen = []
@@ -81,15 +58,6 @@ def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         seen.append("block")
     assert seen == ["block", "handler"]
-
-
-@pytest.mark.own_process
-def test_a_second_signal_is_let_through():
-    """Something hangs, and somebody insists."""
-    seen = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(2, seen)
-    assert seen == ["the block"]
 
 
 def test_other_threads_are_left_alone():
