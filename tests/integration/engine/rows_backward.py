@@ -12,7 +12,7 @@ from deepspeed.utils import set_z3_leaf_modules
 from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, play_late, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
-from seams import EmulatedDevice, Kind, UpdatePhase, ahead
+from seams import EmulatedDevice, Kind, UpdatePhase, ahead, inside
 
 ROWS = Rows()
 CASE = CASES[FIRST_CASE].changed(config={"gradient_clipping": 0})
@@ -48,7 +48,7 @@ def run(report, extent, folder):
 
 
 def update_of(engine):
-    return engine.optimizer._update
+    return inside(engine, "update")
 
 
 def settle(engine):
@@ -151,7 +151,7 @@ def gradient_again(trial, engine):
     """As a parameter that is recomputed twice, each time with a backward of its own."""
     one_window(trial, engine)
     param = engine.module.layers[-1].weight
-    engine.optimizer._gradients.flush(param.ds_id, torch.ones(param.partition_numel()))
+    inside(engine, "gradients").flush(param.ds_id, torch.ones(param.partition_numel()))
 
 
 def another_forward(trial, engine):
@@ -531,11 +531,11 @@ def little_memory(folder):
     """It covers what three tiles take, of 256 elements and 14 bytes an element."""
 
     def free(engines):
-        update = update_of(engines[0]) if engines else None
-        tiles = (
-            [update._schedule.tiles[tile].numel for tile in update.executor.away] if update else []
-        )
-        return 3 * 256 * 14 + 100 - 14 * sum(tiles)
+        taken = 0
+        for engine in engines:
+            tiles = inside(engine, "schedule").tiles
+            taken += 14 * sum(tiles[idx].numel for idx in update_of(engine).executor.away)
+        return 3 * 256 * 14 + 100 - taken
 
     numbers, _, _ = send_ahead(folder, AUTO, memory=Memory(free))
     assert all(0 < number < 16 for number in numbers)

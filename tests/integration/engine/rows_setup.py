@@ -23,6 +23,7 @@ from seams import (
     Wait,
     check_device_adam,
     homes,
+    inside,
     read_rows,
     read_state,
     steppers,
@@ -299,10 +300,10 @@ def lock_pages(_folder):
             Trial(STRIDE) as trial,
             pin_memory if stage == 2 else contextlib.nullcontext() as locked,
         ):
-            optimizer = trial.open(ONE.changed(zero=zero)).optimizer
-            assert optimizer._lanes.locks_pages is locks
+            engine = trial.open(ONE.changed(zero=zero))
+            assert inside(engine, "lanes").locks_pages is locks
             if stage == 2:
-                assert optimizer.cpu_offload_pin_memory is locks
+                assert engine.optimizer.cpu_offload_pin_memory is locks
                 assert locked.call_count == 0
 
 
@@ -322,8 +323,8 @@ def weights_at_home(_folder, policy):
         kept += [param.ds_tensor for group in optimizer.fp16_groups for param in group]
         assert {t.untyped_storage().data_ptr() for t in kept} == {memory.data_ptr()}
         assert not torch.equal(before, memory)
-        assert optimizer._schedule.staging_numel == 0
-        plan = str(optimizer._update.executor.last_plan)
+        assert inside(engine, "schedule").staging_numel == 0
+        plan = str(inside(engine, "update").executor.last_plan)
         for absent in ("WTS", "H2D", "D2H") if policy == "all-host" else ("WTS",):
             assert absent not in plan
 
