@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import triton
-from ptx import Program
-from ptx_memory import Region
+from ptx import Program, Region
 from triton.backends.compiler import GPUTarget
 
 

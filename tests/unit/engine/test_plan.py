@@ -147,14 +147,6 @@ def test_tiles_cut_uneven_subgroups():
     assert subgroup_offsets([3, 0, 5]) == [0, 3, 3]
 
 
-def test_runs_apart_get_tiles_of_their_own():
-    apart = [Tile(0, 40, 8), Tile(0, 48, 4), Tile(1, 90, 10)]
-    assert cut_into_tiles([100, 100], 48, apart) == (
-        *(Tile(0, 0, 32), Tile(0, 32, 16), Tile(0, 48, 16), Tile(0, 64, 36)),
-        *(Tile(1, 0, 48), Tile(1, 48, 32), Tile(1, 80, 20)),
-    )
-
-
 def test_tiles_of_a_run_are_those_that_hold_any_of_it():
     schedule = make([64, 0, 64], "all-host")
     assert list(schedule.tiles_of(Tile(0, 15, 1))) == [0]

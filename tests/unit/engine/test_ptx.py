@@ -6,9 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from ptx import Program, PtxError
-from ptx_memory import Region
-from ptx_operations import OPERATIONS, fused_multiply_add
+from ptx import OPERATIONS, Program, PtxError, Region, fused_multiply_add
 
 F32 = (24, 128)
 """Bits of the significand, and the exponent of the first power of two that is too large."""
