@@ -53,11 +53,7 @@ class Point:
 
 
 class Stream:
-    """One queue of a device.
-
-    Attributes:
-        jitter_s: Longest delay before each piece of its work, in seconds.
-    """
+    """One queue of a device; ``jitter_s`` is the longest delay before each piece of its work."""
 
     def __init__(self, runtime, device, number):
         self.device, self.jitter_s = device, runtime.jitter_s
@@ -199,18 +195,13 @@ class Status(enum.IntEnum):
 
 
 class PageLocks:
-    """The book of page-locked host memory, and what went wrong with it.
-
-    Attributes:
-        ranges: End of each locked range by its beginning, in whole pages.
-        limit_bytes: What may be locked in all.
-        faults: What CUDA could not survive or would not notice.
-    """
+    """The book of page-locked host memory, with CUDA's own errors, and what went wrong with it."""
 
     def __init__(self, runtime):
         self._runtime = runtime
         self._flying = []
-        self.ranges, self.faults = {}, []
+        self.ranges = {}  # end of each locked range by its beginning, in whole pages
+        self.faults = []  # what CUDA could not survive or would not notice
         self.limit_bytes = 1 << 40
 
     def cudaHostRegister(self, ptr, size, flags):
@@ -272,10 +263,7 @@ def _is_mapped(first, last):
 class CudaRuntime:
     """What lies under ``torch.cuda``; methods have the names and parameters they have there.
 
-    Args:
-        seed: Of the delays.
-        jitter_s: Longest delay before each piece of work, in seconds.
-        world: A ``late.World`` that works the streams off without threads; None for threads.
+    Delays are drawn by ``seed``; a ``late.World`` works the streams off without threads.
     """
 
     def __init__(self, seed=0, jitter_s=0.0, world=None):
