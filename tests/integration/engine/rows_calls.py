@@ -1,8 +1,6 @@
 """Odd models, uses of parameters, calls between steps, and pairs of engines in one process."""
 
 import functools
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import deepspeed
 import models
@@ -25,7 +23,6 @@ from engines import (
     play_late,
 )
 from rows import Rows
-from safetensors.torch import load_file
 from seams import Wait
 
 ROWS = Rows()
@@ -43,11 +40,6 @@ LANGUAGE = Case(
 )
 
 
-def freeze(layers, frozen=True):
-    for layer in layers:
-        layer.requires_grad_(not frozen)
-
-
 def step_in_flight(trial, engine):
     """A step whose update goes on a while after this has returned."""
     trial.hold(engine)
@@ -63,22 +55,6 @@ def gathered(engine):
 
 
 # Calls.
-
-
-@ROWS.compare("frozen and unfrozen", 1, 2)
-def frozen_and_unfrozen(trial):
-    """Between windows; a weight that is frozen goes on being updated, as in stock."""
-    engine = trial.open(PLAIN)
-    layers = engine.module.layers
-
-    def toggle(engine, micro_step):
-        if micro_step == 2:
-            layers[0].weight.requires_grad_(False)
-            freeze([layers[2]])
-        if micro_step == 6:
-            freeze(layers, frozen=False)
-
-    trial.train(engine, steps=5, before=toggle)
 
 
 @ROWS.compare("weights and biases frozen by turns, each step", 1, 2)
@@ -203,21 +179,6 @@ for name, make, options, ranks in (
     ("T5, beams", models.t5, {"num_beams": 2, "do_sample": False}, (1,)),
 ):
     ROWS.compare(f"generate, {name}", *ranks, make=make, **options)(generate)
-
-
-@ROWS.compare("save_pretrained of tied weights, update in flight", 1, 2)
-def save_pretrained(trial):
-    engine = trial.open(LANGUAGE.changed(accumulation=1), models.gpt2())
-    for _ in range(2):
-        step_in_flight(trial, engine)
-        weights = engine._zero3_consolidated_16bit_state_dict()
-        if not weights:  # a rank that saves nothing
-            continue
-        with TemporaryDirectory() as folder:
-            engine.module.save_pretrained(folder, state_dict=weights)
-            saved = load_file(Path(folder) / "model.safetensors")
-        for name, weight in sorted(saved.items()):
-            trial.see(name, weight)
 
 
 # Models.

@@ -66,19 +66,6 @@ def change_in_flight(trial):
         trial.let_go(engine)
 
 
-def change_one(trial, name):
-    """Change it for one group alone; the others keep what they had."""
-
-    def change_last(engine, step):
-        if step in (1, 3):
-            engine.optimizer.param_groups[step - 1][name] = CHANGES[name](step, 1)
-
-    trial.train(trial.open(GROUPS), steps=4, before=change_last)
-
-
-for name in CHANGES:
-    ROWS.compare(f"{name} of one group", name=name)(change_one)
-
 EXTREMES = (
     {"betas": (0.0, 0.0)},
     {"betas": (0.9999999, 0.9999999)},
