@@ -12,17 +12,8 @@ from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
 from late import late
 
-from deep_optimizer_states.calibrate.rates import (
-    Bench,
-    adam_rate,
-    copy_rates,
-    matrix_rate,
-    pageable_rates,
-    stream_rate,
-)
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
-from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.core.timeline import Recorder
 
 CLOCKS_APART_S = 1234.5
@@ -56,14 +47,15 @@ def runtime():
         yield runtime
 
 
-def test_spans_lie_in_their_update_and_do_not_overlap_on_a_lane(runtime):
-    recorder, updates = Recorder(), []
+def test_spans_lie_in_their_update_and_do_not_overlap_on_a_lane(runtime, monkeypatch):
+    recorder, updates, calls, set_clock = Recorder(), [], [], CudaDevice.set_clock
+    monkeypatch.setattr(CudaDevice, "set_clock", lambda self: calls.append(set_clock(self)))
     device = CudaDevice(TAIL.mode, recorder)
     timeline = recorder, lambda spans, begin, end: updates.append((spans, begin, end))
     result = run_iterations(device, SCHEDULES["stride 2, tiles"], timeline=timeline)
     device.close()
     assert not result.isnan().any()
-    assert len(updates) == 2
+    assert len(updates) == len(calls) == 2, "every update sets the clock anew"
     assert any(span.lane == "grads" for spans, _, _ in updates for span in spans)
     for spans, begin, end in updates:
         lanes = defaultdict(list)
@@ -149,31 +141,15 @@ def test_the_clocks_are_read_at_the_same_moment(runtime, take_long):
     device.close()
 
 
-def test_the_clock_waits_for_nobodys_work(runtime):
+def test_the_clock_waits_for_nobodys_work_and_is_none_without_a_timeline(runtime):
     """Or it waits for ever."""
-    device, release = CudaDevice(TAIL.mode, Recorder()), threading.Event()
+    devices, release = [CudaDevice(TAIL.mode, Recorder()), CudaDevice(TAIL.mode)], threading.Event()
     runtime.launch(release.wait)
-    device.set_clock()
+    for device in devices:
+        device.set_clock()
     release.set()
-    device.close()
-
-
-def test_every_update_sets_the_clock_anew(runtime, monkeypatch):
-    calls, set_clock = [], CudaDevice.set_clock
-    monkeypatch.setattr(CudaDevice, "set_clock", lambda self: calls.append(set_clock(self)))
-    recorder = Recorder()
-    device = CudaDevice(TAIL.mode, recorder)
-    timeline = recorder, lambda spans, begin, end: None
-    run_iterations(device, SCHEDULES["stride 3"], steps=3, timeline=timeline)
-    device.close()
-    assert len(calls) == 3
-
-
-def test_no_timeline_is_no_clock(runtime):
-    device = CudaDevice(TAIL.mode)
-    device.set_clock()
-    device.h2d.submit("a copy", lambda: None)
-    device.close()
+    for device in devices:
+        device.close()
 
 
 def test_stamps_measure_a_lane(runtime, take_long):
@@ -188,32 +164,3 @@ def test_stamps_measure_a_lane(runtime, take_long):
     assert LONG_S <= end.seconds_since(begin) + FP32_S <= passed_s + 2 * FP32_S
     assert begin.seconds_since(end) == -end.seconds_since(begin)
     device.close()
-
-
-def test_the_dynamic_split_learns_of_flights_on_streams(runtime, monkeypatch):
-    seen, learn = [], RunTimeSplit.learn
-
-    def watch(self, steps, flights, seconds):
-        seen.append(len(flights))
-        ends = [flight.end_s for flight in flights]
-        assert ends == sorted(ends)
-        assert all(0 <= flight.begin_s < flight.end_s <= seconds for flight in flights)
-        learn(self, steps, flights, seconds)
-
-    monkeypatch.setattr(RunTimeSplit, "learn", watch)
-    device = CudaDevice(TAIL.mode)
-    run_iterations(device, SCHEDULES["dynamic, tiles"], steps=3)
-    device.close()
-    assert len(seen) == 3
-    assert seen[0] >= 3
-
-
-def test_calibration_runs_on_streams(runtime):
-    recorder = Recorder()
-    device = CudaDevice(TAIL.mode, recorder)
-    bench = Bench(device, recorder)
-    rates = copy_rates(bench, 2**12) | pageable_rates(bench, 2**12) | adam_rate(bench, 2**10)
-    rates |= matrix_rate(bench, 16) | stream_rate(bench, 2**12)
-    device.close()
-    assert len(rates) == 9
-    assert all(0 < rate < 1e15 for rate in rates.values())

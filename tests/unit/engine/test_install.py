@@ -6,7 +6,6 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 import deep_optimizer_states
-from deep_optimizer_states.adapter import guard as deepspeed_guard
 from deep_optimizer_states.adapter.hooks import (
     _configure_zero_optimizer,
     _is_managed,
@@ -14,8 +13,6 @@ from deep_optimizer_states.adapter.hooks import (
 )
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
-
-STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 
 
 @pytest.fixture
@@ -41,29 +38,18 @@ def read(config):
     return DeepSpeedConfig(config)
 
 
-def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was():
+def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was(monkeypatch):
+    """Also while DeepSpeed is first imported, in a program that ``run`` started."""
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     def methods():
-        return DeepSpeedConfig._initialize_params, DeepSpeedEngine._configure_zero_optimizer
-
-    before = methods()
-    deep_optimizer_states.install()
-    once = methods()
-    deep_optimizer_states.install()
-    assert methods() == once
-    assert not set(once) & set(before)
-    deep_optimizer_states.uninstall()
-    assert methods() == before
-
-
-def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkeypatch):
-    """As in a program that installs the plugin itself and is started by ``run``."""
-    from deepspeed.runtime.engine import DeepSpeedEngine
+        names = ("_configure_zero_optimizer", "step", "load_checkpoint")
+        found = [getattr(DeepSpeedEngine, name) for name in names]
+        return [DeepSpeedConfig._initialize_params, *found]
 
     module = sys.modules[deep_optimizer_states.install.__module__]
-    before, check, nested = DeepSpeedEngine.step, module.check_deepspeed, []
+    before, check, nested = methods(), module.check_deepspeed, []
 
     def import_deepspeed_with_its_hook(*how):
         refused = check(*how)
@@ -74,25 +60,12 @@ def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkey
 
     monkeypatch.setattr(module, "check_deepspeed", import_deepspeed_with_its_hook)
     deep_optimizer_states.install()
-    try:
-        assert DeepSpeedEngine.step.__wrapped__ is before
-    finally:
-        deep_optimizer_states.uninstall()
-    assert DeepSpeedEngine.step is before
-
-
-def test_block_is_accepted(installed):
-    assert read(ds_config()).deep_optimizer_states.policy == "stride"
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW"])
-@pytest.mark.parametrize(
-    "offload_param", [{}, {"device": "none"}, {"device": "cpu", "pin_memory": False}]
-)
-def test_what_changes_no_arithmetic_is_accepted(installed, name, offload_param):
-    zero = ds_config()["zero_optimization"] | {"offload_param": offload_param}
-    optimizer = {"type": name, "params": {"torch_adam": False}}
-    read(ds_config(zero_optimization=zero, optimizer=optimizer))
+    once = methods()
+    deep_optimizer_states.install()
+    assert methods() == once
+    assert [method.__wrapped__ for method in once] == before
+    deep_optimizer_states.uninstall()
+    assert methods() == before
 
 
 def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed):
@@ -119,7 +92,15 @@ def optimizer(name, **params):
     return {"optimizer": {"type": name, "params": {"lr": 1e-3, **params}}}
 
 
+def block(**settings):
+    return {"deep_optimizer_states": {"enabled": True, **settings}}
+
+
 NVME = {"device": "nvme", "nvme_path": "/tmp"}
+RESIDENT = block(policy="ratio", ratio=0.5)
+EARLY, AHEAD = block(step_before_norm=True), block(prefetch_memory_bytes="auto")
+CLIPPED = {"gradient_clipping": 1.0}
+SCALED = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipping": 0}
 
 
 @pytest.mark.parametrize(
@@ -140,45 +121,22 @@ NVME = {"device": "nvme", "nvme_path": "/tmp"}
         (optimizer("Muon"), '"AdamW": Muon needs whole matrices before any tile'),
         (optimizer("Adam", torch_adam=True), "torch_adam = true: take it out"),
         ({"compile": {"deepcompile": True}}, r"compile\.deepcompile = true"),
+        *(
+            (offloaded(stage) | block, f"deep_optimizer_states.{setting}")
+            for stage in (1, 2)
+            for block, setting in (
+                (RESIDENT, "ratio = 0.5: set it to 1; at st"),
+                (EARLY, "step_before_norm = true.* use stage 3"),
+                (AHEAD, "prefetch_memory_bytes = 'auto': set it to 0.* use stage 3"),
+            )
+        ),
+        (EARLY | CLIPPED, r"step_before_norm = true and gradient_clipping = 1.0"),
+        (EARLY | SCALED, "step_before_norm = true and fp16: an overflow"),
     ],
 )
 def test_what_the_engine_does_not_do_is_refused_by_name(installed, changes, setting):
     with pytest.raises(ConfigError, match=f"(?i){setting}"):
         read(ds_config(**changes))
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_below_stage_3_the_block_is_accepted_and_a_resident_share_refused(installed, stage):
-    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
-    assert read(ds_config(zero_optimization=zero)).deep_optimizer_states.enabled
-    block = {"enabled": True, "policy": "ratio", "ratio": 0.5}
-    with pytest.raises(ConfigError, match=r"deep_optimizer_states.ratio = 0.5: set it to 1; at st"):
-        read(ds_config(zero_optimization=zero, deep_optimizer_states=block))
-
-
-EARLY = {"enabled": True, "step_before_norm": True}
-AHEAD = {"enabled": True, "prefetch_memory_bytes": "auto"}
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize(
-    ("block", "setting"),
-    [(EARLY, "step_before_norm = true"), (AHEAD, r"prefetch_memory_bytes = 'auto': set it to 0")],
-)
-def test_work_in_backward_is_refused_below_stage_3(installed, stage, block, setting):
-    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
-    with pytest.raises(ConfigError, match=f"deep_optimizer_states.{setting}.* use stage 3"):
-        read(ds_config(zero_optimization=zero, deep_optimizer_states=block))
-
-
-def test_no_step_comes_before_a_norm_that_decides_anything(installed):
-    with pytest.raises(ConfigError, match=r"step_before_norm = true and gradient_clipping = 1.0"):
-        read(ds_config(gradient_clipping=1.0, deep_optimizer_states=EARLY))
-    fp16 = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipping": 0}
-    with pytest.raises(ConfigError, match="step_before_norm = true and fp16: an overflow"):
-        read(ds_config(**fp16, deep_optimizer_states=EARLY))
-    read(ds_config(gradient_clipping=0, deep_optimizer_states=EARLY))
-    read(ds_config(gradient_clipping=1.0, deep_optimizer_states=AHEAD))
 
 
 @pytest.mark.parametrize(
@@ -206,12 +164,28 @@ def test_releases_that_drop_gradients_below_stage_3_are_refused_there(
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
+        offloaded(1),
+        offloaded(2),
+        optimizer("Adam", torch_adam=False),
+        optimizer("AdamW"),
+        *(
+            offloaded(offload_param=param)
+            for param in ({}, {"device": "none"}, {"device": "cpu", "pin_memory": False})
+        ),
+        EARLY | {"gradient_clipping": 0},
+        AHEAD | CLIPPED,
         {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
         {"bf16": {}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
     ],
+    ids=str,
 )
-def test_masters_of_16_bits_are_taken(installed, changes):
+def test_what_the_engine_does_is_taken(installed, changes):
     assert read(ds_config(**changes)).deep_optimizer_states.enabled
+
+
+def test_a_disabled_block_restricts_nothing(installed):
+    read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
 
 
 def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
@@ -228,15 +202,13 @@ def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
         check_supported(config)
 
 
-def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_adam=True):
-    config = SimpleNamespace(
-        deep_optimizer_states=settings, zero_force_ds_cpu_optimizer=forces_cpu_adam
-    )
+def configure(optimizer, settings, original, module=None, stage=3, **config):
     engine = SimpleNamespace(
-        _config=config,
+        _config=SimpleNamespace(deep_optimizer_states=settings, **config),
         module=module,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
+        tput_timer=None,
     )
     return _configure_zero_optimizer(original, engine, optimizer)
 
@@ -257,11 +229,7 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     # As in a fresh process: the engine imports the subclass of stock's class when it runs.
     monkeypatch.delitem(sys.modules, f"{superoffload.__name__}.superoffload_stage3", raising=False)
     monkeypatch.delattr(superoffload, "superoffload_stage3", raising=False)
-    stock, settings, seen = (
-        stage3.DeepSpeedZeroOptimizer_Stage3,
-        Settings(enabled=True, stride=5),
-        [],
-    )
+    stock, settings, seen = stage3.DeepSpeedZeroOptimizer_Stage3, Settings(enabled=True), []
 
     def original(engine, optimizer):
         from deepspeed.runtime.superoffload.superoffload_stage3 import SuperOffloadOptimizer_Stage3
@@ -272,32 +240,27 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     with pytest.raises(RuntimeError, match="out of luck"):
         configure(cpu_adam(), settings, original)
     ours, subclass = seen
-    assert (ours.func.__name__, ours.keywords) == (
-        "InterleavedZeroOptimizer",
-        {"settings": settings, "is_managed": True},
-    )
+    assert ours.func.__name__ == "InterleavedZeroOptimizer"
+    assert ours.keywords == {"settings": settings, "is_managed": True}
     assert subclass.__mro__[1] is stock
     assert stage3.DeepSpeedZeroOptimizer_Stage3 is stock
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up(is_given):
+@pytest.mark.parametrize(("given", "numel"), [({}, 0), ({"sub_group_size": 77}, 77)])
+def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up(given, numel):
     from deepspeed.runtime import engine as module
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    stock, seen = module.DeepSpeedZeroOptimizer, []
-    settings, engine = Settings(enabled=True), SimpleNamespace(module=None)
-    zero = DeepSpeedZeroConfig(**({"sub_group_size": 77} if is_given else {}))
-    engine._config = SimpleNamespace(deep_optimizer_states=settings, zero_config=zero)
-    engine.zero_optimization_stage = lambda: 2
-    made = _configure_zero_optimizer(
-        lambda engine, optimizer: seen.append(module.DeepSpeedZeroOptimizer), engine, cpu_adam()
+    stock, settings = module.DeepSpeedZeroOptimizer, Settings(enabled=True)
+    ours = configure(
+        cpu_adam(),
+        settings,
+        lambda *_: module.DeepSpeedZeroOptimizer,
+        stage=2,
+        zero_config=DeepSpeedZeroConfig(**given),
     )
-    assert made is None
-    assert (seen[0].func.__name__, seen[0].keywords) == (
-        "InterleavedFlatOptimizer",
-        {"settings": settings, "subgroup_numel": 77 if is_given else 0},
-    )
+    assert ours.func.__name__ == "InterleavedFlatOptimizer"
+    assert ours.keywords == {"settings": settings, "subgroup_numel": numel}
     assert module.DeepSpeedZeroOptimizer is stock
 
 
@@ -330,59 +293,16 @@ class OwnAdam(DeepSpeedCPUAdam):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "forces", "words"),
     [
-        lambda: torch.optim.AdamW([torch.zeros(4)]),
-        lambda: cpu_adam(OwnAdam),
+        (lambda: torch.optim.AdamW([torch.zeros(4)]), True, "works on DeepSpeedCPUAdam; the optim"),
+        (lambda: cpu_adam(OwnAdam), True, "works on DeepSpeedCPUAdam; the optimizer is"),
+        (lambda: cpu_adam(OwnAdam), False, 'take "zero_force_ds_cpu_optimizer": false out'),
     ],
-    ids=["torch's", "a subclass"],
+    ids=["torch's", "a subclass", "one that the config keeps"],
 )
-def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make):
-    with pytest.raises(ConfigError, match="works on DeepSpeedCPUAdam; the optimizer is"):
-        configure(make(), Settings(enabled=True), lambda engine, optimizer: None)
-
-
-def test_a_config_that_keeps_the_users_adam_is_told_which_key_to_take_out():
-    adam = torch.optim.AdamW([torch.zeros(4)])
-    with pytest.raises(ConfigError, match='take "zero_force_ds_cpu_optimizer": false out'):
-        configure(adam, Settings(enabled=True), lambda *_: None, forces_cpu_adam=False)
-
-
-def test_disabled_block_restricts_nothing(installed):
-    read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
-
-
-def test_a_changed_method_is_named(monkeypatch):
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-
-    def unscale_and_clip_grads(self, sub_group_id, total_norm):
-        """Another DeepSpeed's."""
-
-    monkeypatch.setattr(
-        DeepSpeedZeroOptimizer_Stage3, "unscale_and_clip_grads", unscale_and_clip_grads
-    )
-    refused = deepspeed_guard.check_deepspeed()
-    assert "DeepSpeedZeroOptimizer_Stage3.unscale_and_clip_grads;" in refused[3]
-
-
-def test_a_missing_method_is_named(monkeypatch):
-    monkeypatch.setitem(deepspeed_guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
-    assert "no_such_method" in deepspeed_guard.check_deepspeed()[3]
-
-
-def test_no_two_fingerprints_are_equal():
-    """A decorator that hides what it wraps would give all its methods one hash."""
-    hashes = [h for methods in deepspeed_guard.FINGERPRINTS.values() for h in methods.values()]
-    assert len(set(hashes)) == len(hashes)
-
-
-def test_a_change_below_a_decorator_is_seen(monkeypatch):
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.utils import instrument_w_nvtx
-
-    @instrument_w_nvtx
-    def partition_grads(self, params_to_release, grad_partitions):
-        """Another DeepSpeed's."""
-
-    monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, "partition_grads", partition_grads)
-    assert "partition_grads" in deepspeed_guard.check_deepspeed()[3]
+def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make, forces, words):
+    with pytest.raises(ConfigError, match=words):
+        configure(
+            make(), Settings(enabled=True), lambda *_: None, zero_force_ds_cpu_optimizer=forces
+        )

@@ -76,9 +76,12 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
     assert chrome_trace({0: whole})["displayTimeUnit"] == "ms"
 
 
-def test_a_folder_without_timelines_is_said(tmp_path, capsys):
+def test_a_folder_without_timelines_is_said_and_other_names_are_no_ranks(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "no rank-N.jsonl" in capsys.readouterr().err
+    TimelineFile(tmp_path, 0).write(SPANS, 1.0, 2.0)
+    (tmp_path / "rank-0 (copy).jsonl").write_text("")
+    assert main([str(tmp_path)]) == 0
 
 
 def test_a_folder_that_vanishes_is_warned_of_once(tmp_path, caplog):
@@ -107,14 +110,6 @@ def test_an_update_that_did_not_fit_is_warned_of_and_spoils_no_other(tmp_path, c
     assert [str(path) in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_folder_that_cannot_be_made_is_warned_of_once(tmp_path, caplog):
-    (tmp_path / "taken").touch()
-    file = TimelineFile(tmp_path / "taken" / "t", 0)
-    assert file.write(SPANS, 1.0, 2.0).startswith("update 1:")
-    assert len(caplog.records) == 1
-    assert "Not a directory" in caplog.text
-
-
 def test_a_trace_that_cannot_be_written_is_said_and_leaves_the_old_one(tmp_path, capsys):
     TimelineFile(tmp_path, 0).write(SPANS, 1.0, 2.0)
     assert main([str(tmp_path)]) == 0
@@ -128,9 +123,3 @@ def test_a_trace_that_cannot_be_written_is_said_and_leaves_the_old_one(tmp_path,
     assert str(tmp_path / "trace.json") in told.err
     assert told.err.count("\n") == 1
     assert not told.out
-
-
-def test_files_of_other_names_are_no_ranks(tmp_path):
-    TimelineFile(tmp_path, 0).write(SPANS, 1.0, 2.0)
-    (tmp_path / "rank-0 (copy).jsonl").write_text("")
-    assert main([str(tmp_path)]) == 0

@@ -59,11 +59,6 @@ def forward(model, uses, *segments):
     return model(*segments)
 
 
-def backward(uses, loss):
-    uses.begin_backward()
-    loss.backward()
-
-
 def with_several(model, uses):
     """Names of the layers of which a parameter may get several gradients."""
     layers = {**model.layers, "L": model.leaf}
@@ -75,45 +70,29 @@ def with_several(model, uses):
 
 
 @pytest.mark.parametrize(
-    ("segments", "several"),
+    ("forwards", "several"),
     [
-        (("a", "b", "a"), ""),
-        (("/a", "/b", "/c"), ""),
-        (("/a", "/b", "/a"), "a"),
-        (("/a", "/a", "/a", "b"), "a"),
-        (("a", "/b", "/ac"), "a"),
-        (("/a", "/b", "a"), "a"),
-        (("//a", "//b", "/c"), ""),
-        (("//a", "//b", "/a"), "a"),
-        (("L",), ""),
-        (("L", "a", "L"), "L"),
+        (["a b a"], ""),
+        (["/a /b /c"], ""),
+        (["/a /b /a"], "a"),
+        (["a /b /ac"], "a"),
+        (["/a /b a"], "a"),
+        (["//a //b /c"], ""),
+        (["//a //b /a"], "a"),
+        (["L"], ""),
+        (["L a L"], "L"),
+        (["/a /b", "/a"], "a"),  # forwards of one backward count together
     ],
-    ids=lambda words: " ".join(words) if isinstance(words, tuple) else words,
 )
 def test_a_parameter_used_again_where_a_backward_of_its_own_runs_may_get_several(
-    model, uses, segments, several
+    model, uses, forwards, several
 ):
-    loss = forward(model, uses, *segments)
-    assert with_several(model, uses) == several
-    backward(uses, loss)
-    assert with_several(model, uses) == several, "what backward computes again counts too"
-
-
-def test_the_next_forward_begins_anew(model, uses):
-    backward(uses, forward(model, uses, "/a", "/a"))
-    forward(model, uses, "/a", "/b")
-    assert with_several(model, uses) == ""
-
-
-def test_forwards_of_one_backward_count_together(model, uses):
-    first = forward(model, uses, "/a", "/b")
-    second = forward(model, uses, "/a")
-    backward(uses, first + second)
-    assert with_several(model, uses) == "a"
-
-
-def test_a_forward_without_a_graph_is_not_counted(model, uses):
     with torch.no_grad():
-        forward(model, uses, "a")
-    forward(model, uses, "/a", "b")
-    assert with_several(model, uses) == ""
+        forward(model, uses, "a")  # builds no graph
+    loss = sum(forward(model, uses, *words.split()) for words in forwards)
+    assert with_several(model, uses) == several
+    uses.begin_backward()
+    loss.backward()
+    assert with_several(model, uses) == several, "what backward computes again counts too"
+    forward(model, uses, "/a", "/b")
+    assert with_several(model, uses) == "", "the next forward begins anew"
