@@ -79,9 +79,6 @@ class Settings(BaseModel):
     verify_every: int = Field(default=1000, ge=0)
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""
-    timeline: str = ""
-    """Folder for what every lane did and when (:mod:`deep_optimizer_states.core.timeline`), or none
-    if empty."""
 
     @property
     def works_in_backward(self) -> bool:

@@ -8,11 +8,9 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
@@ -23,7 +21,7 @@ from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.executor import Executor, OnSpans, Types, Work
+from deep_optimizer_states.core.executor import Executor, Types, Work
 from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
@@ -34,7 +32,6 @@ from deep_optimizer_states.core.kernels.adam import (
 )
 from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import Schedule
-from deep_optimizer_states.core.timeline import WAIT, Recorder, Span, TimelineFile
 from deep_optimizer_states.core.update import Background, Handover, Update
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
@@ -143,18 +140,7 @@ class UpdatePhase:
             steppers.lanes,
             steppers.host_adam,
             steppers.lanes.near.num_threads,
-            self._open_timeline(),
         )
-
-    def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
-        if self._steppers.recorder is None:
-            return None
-        file = TimelineFile(Path(self._settings.timeline), dist.get_rank())
-
-        def on_spans(spans: list[Span], begin_s: float, end_s: float) -> None:
-            log_dist(f"deep_optimizer_states: {file.write(spans, begin_s, end_s)}", ranks=[0])
-
-        return self._steppers.recorder, on_spans
 
     def announce(self, stage: int, why: str) -> None:
         """Say on rank 0, in one line, that this engine has the plugin and what will be done.
@@ -287,14 +273,7 @@ class UpdatePhase:
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
         self.num_updates += 1
-        recorder = self._steppers.recorder
-
-        def on_wait(begin_s: float, end_s: float) -> None:
-            if recorder is not None:
-                what = f"{WAIT}for a tile that backward is done with"
-                recorder.add("CPU", what, begin_s, end_s)
-
-        handover = Handover(order, self.executor.claimed, self.executor.follow, on_wait)
+        handover = Handover(order, self.executor.claimed, self.executor.follow)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
         update = Update(len(self._schedule.tiles), handover)

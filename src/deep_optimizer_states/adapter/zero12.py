@@ -82,7 +82,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self._hidden = contextlib.ExitStack()
         self._is_made = False
         self._done: list[Tensor] | None = None
-        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
+        self._steppers = Steppers.open(init_optimizer)
         self._lanes = self._steppers.lanes
         self.background = Background(self._lanes)
         offload = kwargs["offload_optimizer_config"]

@@ -40,11 +40,8 @@ from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
 from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.core.schedule import NUM_AHEAD, Schedule
-from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import UpdateError
 
-OnSpans = Callable[[list[Span], float, float], None]
-"""Gets the spans of an update, and when it began and ended."""
 NUM_SLOTS = 3
 NUM_STAGING_BUFFERS = 2
 
@@ -115,7 +112,6 @@ class Executor:
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
         num_threads: Of the CPU lane.
-        timeline: Where spans go, and the recorder that the device fills; None for none.
     """
 
     def __init__(
@@ -125,10 +121,8 @@ class Executor:
         device: Device,
         host_adam: HostAdam,
         num_threads: int,
-        timeline: tuple[Recorder, OnSpans] | None = None,
     ) -> None:
         self._num_threads = num_threads
-        self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
         self._weights_on_host = schedule.weights_on_host
@@ -333,10 +327,6 @@ class Executor:
         self.last_plan = Plan(len(work), (*sent, *done), len(sent) + before_norm)
         if self._is_sharing:
             self._learn(time.perf_counter() - begin)
-        if self._timeline is not None:
-            recorder, on_spans = self._timeline
-            on_spans(recorder.take(), begin, time.perf_counter())
-            self._device.set_clock()
 
     def _learn(self, seconds: float) -> None:
         first = self._flights[0][1] if self._flights else None
@@ -435,8 +425,6 @@ class Executor:
             raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
         end = time.perf_counter()
         self._host_steps.append(HostStep(work.tensors.numel, begin - wait, end - begin))
-        if self._timeline is not None:
-            self._timeline[0].add("CPU", f"step of {work.name}", begin, end)
         if self._weights_on_host:
             self._on_issued(tile, Reached())
 

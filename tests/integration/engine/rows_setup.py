@@ -1,11 +1,9 @@
-"""Refusals and their words, memory, timelines, and files that cannot be written."""
+"""Refusals and their words, and memory."""
 
 import contextlib
 import functools
 import gc
-import logging
 import os
-import shutil
 from unittest import mock
 
 import engines
@@ -13,11 +11,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
-from engines import POLICIES, STRIDE, WIDTH, Case, Net, Trial, answer, play, same
+from engines import POLICIES, STRIDE, WIDTH, Case, Net, Trial, answer
 from late import late
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
-from rows_windows import Kept
 from seams import (
     EmulatedDevice,
     Faults,
@@ -25,7 +22,6 @@ from seams import (
     Wait,
     check_device_adam,
     homes,
-    read_rows,
     read_state,
     steppers,
 )
@@ -262,18 +258,6 @@ def return_early(_folder):
             engine.optimizer.background.wait()
 
 
-@ROWS.check("a timeline has every lane and a line an update")
-def timeline(folder):
-    with Trial({"enabled": True, "policy": "stride", "timeline": str(folder)}) as trial:
-        trial.train(trial.open(ONE), 3)
-    rows = [row for row in read_rows(folder / "rank-0.jsonl") if row["update"] == 2]
-    lanes = sorted({row["lane"] for row in rows if "lane" in row})
-    assert lanes == ["CPU", "D2H", "GPU", "H2D", "grads", "weights"]
-    (update,) = [row for row in rows if "busy_s" in row]
-    assert 0 < update["share_of_limit"] <= 1
-    assert update["bound_by"] in update["busy_s"]
-
-
 # Memory.
 
 
@@ -416,51 +400,6 @@ def moment_of(param):
     return safe_get_full_optimizer_state(param, "exp_avg").flatten().tolist()
 
 
-# Files that cannot be written: one warning, and training goes on with the same bits.
-
-
-def vanish(folder):
-    """A folder that is removed while the run writes to it."""
-    return {"timeline": str(folder / "gone")}, lambda: shutil.rmtree(folder / "gone")
-
-
-def fill(folder):
-    (folder / "full").mkdir()
-    (folder / "full" / "rank-0.jsonl").symlink_to("/dev/full")
-    return {"timeline": str(folder / "full")}, None
-
-
-def obstruct(folder):
-    (folder / "file").touch()
-    return {"timeline": str(folder / "file" / "folder")}, None
-
-
-def warn(folder, spoil, words):
-    block, midway = spoil(folder) if spoil else ({}, None)
-
-    def act(trial):
-        engine = trial.open(ONE)
-        trial.train(engine, 2)
-        if trial.block and midway:
-            midway()
-        trial.train(engine, 2)
-
-    with Kept(logging.getLogger("deep_optimizer_states")) as texts:
-        trial = play(act, {**STRIDE, **block})
-    same(trial, play(act, None))
-    assert len(texts) == bool(words), texts
-    for word in words:
-        assert word in texts[0]
-
-
-GOES_ON = "training goes on"
-for name, spoil, words in (
-    ("nothing", None, ()),
-    ("a folder that vanishes", vanish, ("gone/rank-0.jsonl", "No such file", GOES_ON)),
-    ("a full disk", fill, ("full/rank-0.jsonl", "No space left on device", GOES_ON)),
-    ("a folder below a file", obstruct, ("file/folder", "Not a directory", GOES_ON)),
-):
-    ROWS.check(f"said once: {name}", spoil=spoil, words=words)(warn)
 AUTOCAST = {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "float16"}}
 # Last: DeepSpeed keeps autocast switched on to the process's end.
 ROWS.check(

@@ -25,7 +25,6 @@ from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
 from deep_optimizer_states.core.kernels.host import HostAdam
-from deep_optimizer_states.core.timeline import Recorder
 from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import KernelError, UpdateError
 
@@ -41,14 +40,13 @@ def break_device():
     raise RuntimeError("an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize("recorder", [None, Recorder()], ids=["", "timeline"])
-def test_a_kernel_that_cannot_be_launched_names_lane_and_tile(monkeypatch, recorder):
+def test_a_kernel_that_cannot_be_launched_names_lane_and_tile(monkeypatch):
     def adam(self, tensors, scalars, tail_start):
         raise RuntimeError("out of resources: shared memory")
 
     monkeypatch.setattr(CudaDevice, "adam", adam)
     with stand_in() as runtime:
-        device = CudaDevice(TAIL.mode, recorder)
+        device = CudaDevice(TAIL.mode)
         with pytest.raises(UpdateError, match=r"^lane GPU, step of tile 0: out of resources"):
             run_with(device)
         device.close()
@@ -79,11 +77,10 @@ def break_when(issued):
     break_device()
 
 
-@pytest.mark.parametrize("recorder", [None, Recorder()], ids=["", "timeline"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_kernel_that_fails_as_it_runs_is_named_by_any_later_call(call, recorder):
+def test_a_kernel_that_fails_as_it_runs_is_named_by_any_later_call(call):
     with stand_in() as runtime:
-        device = CudaDevice(TAIL.mode, recorder)
+        device = CudaDevice(TAIL.mode)
         device.early = device.h2d.record()
         device.stamps = device.h2d.stamp(), device.h2d.stamp()
         issued = threading.Event()

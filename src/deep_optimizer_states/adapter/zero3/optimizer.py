@@ -69,7 +69,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self._change = contextlib.ExitStack()
         self._work_in_backward: WorkInBackward | None = None
         master_dtype = _master_dtype(kwargs)
-        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline), master_dtype)
+        self._steppers = Steppers.open(init_optimizer, master_dtype)
         self._lanes = self._steppers.lanes
         self.background = Background(self._lanes)
         try:
