@@ -19,28 +19,22 @@ def runs_of_elements(draw, counts):
     runs = []
     for subgroup, numel in enumerate(counts):
         cuts = sorted(draw(st.sets(st.integers(0, numel), max_size=6)))
-        runs += [
-            Tile(subgroup, start, end - start)
-            for start, end in zip(cuts[::2], cuts[1::2], strict=False)
-        ]
+        pairs = zip(cuts[::2], cuts[1::2], strict=False)
+        runs += [Tile(subgroup, start, end - start) for start, end in pairs]
     return draw(st.permutations(runs))
 
 
 @st.composite
-def make_schedules(draw):
+def cases(draw):
+    """Sizes of subgroups, runs apart in them, and a schedule of both."""
     counts = draw(numels)
     apart = draw(runs_of_elements(counts))
-    tile_numel = 16 * draw(st.integers(1, 20))
-    ratio = draw(st.floats(0, 1))
-    way = (draw(policies), draw(st.integers(1, 9)), ratio, tile_numel)
-    schedule = Schedule.make(counts, *way, apart)
-    return dataclasses.replace(schedule, weights_on_host=draw(st.booleans()))
+    way = draw(policies), draw(st.integers(1, 9)), draw(st.floats(0, 1))
+    schedule = Schedule.make(counts, *way, 16 * draw(st.integers(1, 20)), apart)
+    return counts, apart, dataclasses.replace(schedule, weights_on_host=draw(st.booleans()))
 
 
-schedules = make_schedules()
-
-
-def make_plan(schedule, data, host_subgroups=frozenset()):
+def make_plan(schedule, data, host_subgroups):
     order = data.draw(st.none() | st.permutations(range(len(schedule.tiles))))
     split = RunTimeSplit()
     split.pace, split.is_alone = data.draw(st.floats(0.01, 50)), data.draw(st.booleans())
@@ -52,35 +46,41 @@ def make_plan(schedule, data, host_subgroups=frozenset()):
     whole = range(len(schedule.tiles)) if order is None else order
     arrivals = AllAtOnce(whole, schedule.tiles_of_subgroups(host_subgroups))
     actions = schedule.actions(arrivals, share, lambda wait: wait or data.draw(st.booleans()))
-    return Plan(len(schedule.tiles), tuple(actions))
+    return Plan(len(schedule.tiles), tuple(actions))  # which refuses a tile stepped twice or never
 
 
-@given(schedules, st.data())
-def test_every_element_is_updated_once(schedule, data):
-    plan = make_plan(schedule, data)  # Plan itself refuses a tile stepped twice or never
-    covered = {}
-    for tile in schedule.tiles:
-        covered.setdefault(tile.subgroup, []).extend(range(tile.start, tile.start + tile.numel))
-        assert tile.start % 16 == 0
-    assert all(elements == list(range(len(elements))) for elements in covered.values())
+@given(cases(), st.data(), st.sets(st.integers(0, 11)))
+def test_every_tile_is_stepped_once_in_memory_that_is_large_enough(case, data, forced):
+    _, _, schedule = case
+    plan = make_plan(schedule, data, frozenset(forced))
+    assert Plan.parse(str(plan)) == plan
     stepped = sorted(plan.device_tiles + plan.host_tiles + plan.resident_tiles)
     assert stepped == list(range(len(schedule.tiles)))
     assert set(plan.resident_tiles) == schedule.resident_tiles
+    assert not {schedule.tiles[idx].subgroup for idx in plan.device_tiles} & forced
+    # Weights are sent to the device only where they live there.
+    sizes = [tile.numel for tile in schedule.tiles]
+    sent = {action.tile for action in plan.actions if action.kind is Kind.WEIGHTS}
+    flushed = {action.tile for action in plan.actions if action.kind is Kind.STATE_FLUSH}
+    assert all(sizes[idx] <= schedule.slot_numel for idx in plan.device_tiles)
+    if schedule.weights_on_host:
+        assert (schedule.staging_numel, sent) == (0, set())
+        assert all(sizes[idx] <= schedule.outbox_numel for idx in plan.resident_tiles)
+        assert flushed == {*plan.device_tiles, *plan.resident_tiles}
+    else:
+        assert (schedule.outbox_numel, sent) == (0, set(plan.host_tiles))
+        assert all(sizes[idx] <= schedule.staging_numel for idx in plan.host_tiles)
+        assert flushed == set(plan.device_tiles)
 
 
-@given(numels, policies, st.integers(1, 9), st.floats(0, 1))
-def test_tiles_cover_every_subgroup(counts, policy, stride, ratio):
-    schedule = Schedule.make(counts, policy, stride, ratio, 64)
-    totals = [0] * len(counts)
+@given(cases())
+def test_tiles_cover_every_subgroup_and_runs_apart_share_none_with_others(case):
+    counts, apart, schedule = case
+    covered = [[] for _ in counts]
     for tile in schedule.tiles:
-        totals[tile.subgroup] += tile.numel
-    assert totals == counts
-
-
-@given(numels, st.data())
-def test_runs_apart_share_no_tile_with_elements_further_off(counts, data):
-    apart = data.draw(runs_of_elements(counts))
-    schedule = Schedule.make(counts, "all-host", 1, 1.0, 64, apart)
+        covered[tile.subgroup].extend(range(tile.start, tile.start + tile.numel))
+        assert tile.start % 16 == 0
+    assert covered == [list(range(count)) for count in counts]
     for run in apart:
         for idx in schedule.tiles_of(run):
             tile = schedule.tiles[idx]
@@ -89,12 +89,9 @@ def test_runs_apart_share_no_tile_with_elements_further_off(counts, data):
             assert tile.start + tile.numel < run.start + run.numel + 16
 
 
-@given(schedules, st.data())
-def test_the_order_of_use_holds_every_tile_once(schedule, data):
-    sizes = {}
-    for tile in schedule.tiles:
-        sizes[tile.subgroup] = tile.start + tile.numel
-    counts = [sizes.get(idx, 0) for idx in range(max(sizes, default=-1) + 1)]
+@given(cases(), st.data())
+def test_the_order_of_use_holds_every_tile_once(case, data):
+    counts, _, schedule = case
     runs = data.draw(runs_of_elements(counts))
     order = schedule.order_of_use(runs)
     assert sorted(order) == list(range(len(schedule.tiles)))
@@ -102,50 +99,12 @@ def test_the_order_of_use_holds_every_tile_once(schedule, data):
     assert list(order[: len(set(needed))]) == list(dict.fromkeys(needed))
 
 
-@given(schedules, st.data())
-def test_buffers_are_large_enough(schedule, data):
-    plan = make_plan(schedule, data)
-    sizes = [tile.numel for tile in schedule.tiles]
-    assert all(sizes[idx] <= schedule.slot_numel for idx in plan.device_tiles)
-    if schedule.weights_on_host:
-        assert schedule.staging_numel == 0
-        assert all(sizes[idx] <= schedule.outbox_numel for idx in plan.resident_tiles)
-    else:
-        assert schedule.outbox_numel == 0
-        assert all(sizes[idx] <= schedule.staging_numel for idx in plan.host_tiles)
-
-
-@given(schedules, st.data())
-def test_weights_are_sent_to_the_device_only_where_they_live_there(schedule, data):
-    plan = make_plan(schedule, data)
-    sent = {action.tile for action in plan.actions if action.kind is Kind.WEIGHTS}
-    flushed = {action.tile for action in plan.actions if action.kind is Kind.STATE_FLUSH}
-    if schedule.weights_on_host:
-        assert sent == set()
-        assert flushed == {*plan.device_tiles, *plan.resident_tiles}
-    else:
-        assert sent == set(plan.host_tiles)
-        assert flushed == set(plan.device_tiles)
-
-
-@given(schedules, st.data(), st.sets(st.integers(0, 11)))
-def test_subgroups_forced_to_the_host_pass_through_no_slot(schedule, data, forced):
-    plan = make_plan(schedule, data, frozenset(forced))
-    assert not {schedule.tiles[idx].subgroup for idx in plan.device_tiles} & forced
-
-
-@given(schedules, st.data())
-def test_text_form_round_trips(schedule, data):
-    plan = make_plan(schedule, data)
-    assert Plan.parse(str(plan)) == plan
-
-
-@given(schedules)
-def test_a_fixed_policy_issues_the_devices_work_first_where_there_is_room(schedule):
+@given(cases())
+def test_a_fixed_policy_issues_the_devices_work_first_where_there_is_room(case):
+    _, _, schedule = case
     if schedule.dynamic:
         return
     arrivals = AllAtOnce(range(len(schedule.tiles)))
-    actions = schedule.actions(arrivals, None, lambda wait: True)
-    kinds = [action.kind for action in actions]
+    kinds = [action.kind for action in schedule.actions(arrivals, None, lambda wait: True)]
     if Kind.HOST_STEP in kinds:
         assert Kind.PREFETCH not in kinds[kinds.index(Kind.HOST_STEP) :]

@@ -1,13 +1,17 @@
 """Updates of a few small subgroups on any device, without DeepSpeed's engine around them."""
 
+import functools
+import threading
 from dataclasses import replace
 
 import torch
 
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.executor import Executor, Types, Work
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.update import Handover
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -37,8 +41,8 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
     return Schedule.make(numels, policy, stride, ratio, tile_numel)
 
 
-def make_executor(schedule, device):
-    return Executor(schedule, Types(torch.bfloat16, torch.bfloat16), device, ADAM, 2)
+def make_executor(schedule, device, host_adam=ADAM):
+    return Executor(schedule, Types(torch.bfloat16, torch.bfloat16), device, host_adam, 2)
 
 
 def make_work(schedule, subgroups, scalars, device_grads=None):
@@ -75,6 +79,79 @@ def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
     executor.run(work, schedule.actions(arrivals, executor.share, executor.has_room), on_issued)
 
 
+def run_handover(executor, schedule, handover, work, on_issued=lambda tile, event: None):
+    """Run an update whose tiles come one by one."""
+    actions = schedule.actions(handover, executor.share, executor.has_room)
+    executor.run(work, actions, on_issued, lambda: not handover.is_open)
+
+
+def start_thread(work):
+    """Run an update beside the caller; returns what waits for its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread.join
+
+
+def train(schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread):
+    """Some steps on the emulated device, with gradients that arrive on the gradient lane.
+
+    Args:
+        schedule: Who steps what.
+        faults: Of the device.
+        steps: How many.
+        parts: In how many parts an update is given its tiles, the last first; 0 for all at once.
+        ahead: How many tiles' state is sent ahead.
+        start: How an update that gets parts is started.
+
+    Returns:
+        Every tensor at the end, in one, and the plan of each update.
+    """
+    subgroups, device, plans = make_subgroups(), EmulatedDevice(ADAM, faults), []
+    try:
+        executor, powers = make_executor(schedule, device), BetaPowers(GROUP["betas"])
+        generator = torch.Generator().manual_seed(9)
+        for step in range(1, steps + 1):
+            work = make_work(schedule, subgroups, make_scalars(step, powers))
+            movable = [n for n in range(len(work)) if n not in schedule.resident_tiles]
+            for tile in movable[:ahead]:
+                executor.send_ahead(tile, str(tile), work[tile].tensors.state)
+            values = [torch.randn(s.numel, generator=generator).bfloat16() for s in subgroups]
+
+            def flush(number, work=work, values=values):
+                tile, home = schedule.tiles[number], work[number].tensors.grad
+                value = values[tile.subgroup].narrow(0, tile.start, tile.numel)
+                device.grads.submit("gradient", lambda: home.copy_(value))
+
+            if parts:
+                _hand_over(executor, schedule, work, flush, parts, start)
+            else:
+                for number in range(len(work)):
+                    flush(number)
+                run_once(executor, schedule, work)
+            device.synchronize()
+            plans.append(executor.last_plan)
+    finally:
+        device.close()
+    return torch.cat([t.float() for s in subgroups for t in vars(s).values()]), plans
+
+
+def _hand_over(executor, schedule, work, flush, parts, start):
+    known, count = {}, len(work)
+    handover = Handover(range(count), executor.claimed, executor.follow)
+    join = start(functools.partial(run_handover, executor, schedule, handover, known))
+    order = [n for part in range(parts) for n in range(count)[::-1][part::parts]]
+    for part in range(parts):
+        mine = order[part * count // parts : (part + 1) * count // parts]
+        for number in mine:
+            flush(number)
+        executor.claim(mine)
+        known.update({number: work[number] for number in mine})
+        if part + 1 < parts:
+            handover.give(mine, executor.caller_events())
+    handover.give_rest(executor.caller_events())
+    join()
+
+
 SCHEDULES = {
     "stride 1": make_schedule("stride", 1),
     "stride 3": make_schedule("stride", 3),
@@ -96,3 +173,4 @@ WEIGHTS_ON_HOST = {
     )
 }
 """As with ``offload_param``."""
+SCHEDULES |= WEIGHTS_ON_HOST

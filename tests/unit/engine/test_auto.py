@@ -10,40 +10,36 @@ AUTO = Settings(enabled=True, policy="auto")
 NUMELS = [100_000_000] * 20
 
 
-def settle(settings, has_gpu=True, num_ranks=1):
-    return settle_policy(settings, NUMELS, num_ranks, has_gpu)
+def settle(settings, has_gpu=True, numels=NUMELS, num_ranks=1):
+    return settle_policy(settings, numels, num_ranks, has_gpu)
 
 
-def test_a_policy_that_was_given_stays():
-    given = Settings(enabled=True, policy="stride", stride=3)
-    assert settle(given) == (given, "")
+STRIDE_3 = Settings(enabled=True, policy="stride", stride=3)
 
 
-def test_a_stride_that_reaches_no_subgroup_is_said():
-    given = Settings(enabled=True, policy="stride", stride=3)
-    settled, why = settle_policy(given, [8, 8], 1, has_gpu=True)
-    assert settled is given
-    assert "only 2 subgroups, so none is updated on the GPU" in why
-    assert settle_policy(given, [8, 8, 8], 1, has_gpu=True) == (given, "")
-
-
-def test_without_a_gpu_the_cpu_does_it_all():
-    settings, why = settle(AUTO, has_gpu=False)
-    assert settings.policy == "all-host"
-    assert "no GPU" in why
-
-
-def test_without_a_profile_the_split_is_found_at_run_time():
-    settings, why = settle(AUTO)
-    assert settings.policy == "dynamic"
-    assert "calibrate" in why
-
-
-def test_a_profile_decides():
-    """A slow host leaves everything to the GPU; a slow link leaves it to the host."""
-    settings, why = settle(Settings(enabled=True, policy="auto", machine="h100x4"), num_ranks=4)
-    assert settings.policy in ("stride", "all-device", "dynamic")
-    assert "h100x4" in why
+@pytest.mark.parametrize(
+    ("settings", "given", "policies", "words"),
+    [
+        (STRIDE_3, {}, ["stride"], ""),
+        (STRIDE_3, {"numels": [8] * 3}, ["stride"], ""),
+        (STRIDE_3, {"numels": [8] * 2}, ["stride"], "only 2 subgroups, so none is updated on the"),
+        (AUTO, {"has_gpu": False}, ["all-host"], "no GPU"),
+        (AUTO, {}, ["dynamic"], "calibrate"),
+        (
+            AUTO.model_copy(update={"machine": "h100x4"}),
+            {"num_ranks": 4},
+            ["stride", "all-device", "dynamic"],
+            "h100x4",
+        ),
+    ],
+)
+def test_a_policy_that_was_given_stays_and_auto_says_why(settings, given, policies, words):
+    settled, why = settle(settings, **given)
+    assert settled.policy in policies
+    assert words in why
+    assert bool(words) == bool(why)
+    if settings is STRIDE_3:
+        assert settled is settings
 
 
 def write_profile(folder, link, fused, device_memory=8e10):
@@ -75,8 +71,14 @@ host_fused_parameters_per_s = [[1, {fused}]]
     return Settings(enabled=True, policy="auto", machine=str(path))
 
 
-def test_a_slow_link_leaves_the_update_to_the_host(tmp_path):
-    assert settle(write_profile(tmp_path, 1e8, 1e10))[0].policy == "all-host"
+@pytest.mark.parametrize(
+    ("link", "fused", "policies"),
+    [(1e8, 1e10, ["all-host"]), (1e11, 1e7, ["all-device", "dynamic"])],
+)
+def test_a_slow_link_leaves_the_update_to_the_host_and_a_slow_host_to_the_gpu(
+    tmp_path, link, fused, policies
+):
+    assert settle(write_profile(tmp_path, link, fused))[0].policy in policies
 
 
 @pytest.mark.parametrize(("on_host", "seconds"), [(False, 4.0), (True, 0.2)])
@@ -87,10 +89,6 @@ def test_weights_in_host_memory_load_no_link(tmp_path, on_host, seconds):
     assert settings.policy == "all-host"
     predicted = re.search(r"all-host, predicted ([0-9.]+) s", why)
     assert float(predicted[1]) == pytest.approx(seconds, rel=0.05)
-
-
-def test_a_slow_host_leaves_the_update_to_the_gpu(tmp_path):
-    assert settle(write_profile(tmp_path, 1e11, 1e7))[0].policy in ("all-device", "dynamic")
 
 
 def test_an_unknown_profile_is_refused():

@@ -10,7 +10,6 @@ from engine_updates import (
     ADAM,
     SCHEDULES,
     TAIL,
-    WEIGHTS_ON_HOST,
     first_scalars,
     make_executor,
     make_schedule,
@@ -30,7 +29,6 @@ from deep_optimizer_states.core.verify import Sample
 from deep_optimizer_states.errors import UpdateError
 
 JITTER_S = 0.0004
-SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
 RACES = [50 // len(SCHEDULES), pytest.param(200 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
 """Seeds for each schedule: 50 races in all, and 200 by `make test-all`."""
 
@@ -67,37 +65,33 @@ def iterate(runtime, device, schedule, keeps_grads, ahead=0):
     return result, runtime.page_locks.faults
 
 
-def is_wrong(expected, schedule, stream, keeps_grads=False, ahead=0):
-    result, faults = run_late(schedule, stream, keeps_grads, ahead)
+def is_wrong(expected, schedule, stream, **options):
+    result, faults = run_late(schedule, stream, **options)
     return bool(faults) or not torch.equal(result, expected)
 
 
 STREAMS = [None, "caller", "h2d", "compute", "d2h", "weights", "grads"]
+KEPT, AHEAD = {"keeps_grads": True}, {"ahead": 6}
+KEEPING = ("stride 3", "all-device", "stride 2, tiles")
+SENDING = ("all-host, tiles", "stride 1", "stride 1, weights on the host")
+LATE = [
+    *some([(name, stream, {}) for name in SCHEDULES for stream in STREAMS], one_in=3),
+    *((name, stream, KEPT) for name in KEEPING for stream in STREAMS),
+    *((name, stream, AHEAD) for name in SENDING for stream in STREAMS),
+]
+"""A schedule, the late stream, and options of the iterations."""
 
 
-@pytest.mark.parametrize(
-    ("name", "stream"), some([(n, s) for n in SCHEDULES for s in STREAMS], one_in=3)
-)
-def test_a_late_stream_changes_nothing(expected, name, stream):
-    assert not is_wrong(expected, SCHEDULES[name], stream)
+@pytest.mark.parametrize(("name", "stream", "options"), LATE)
+def test_a_late_stream_changes_nothing(expected, name, stream, options):
+    assert not is_wrong(expected, SCHEDULES[name], stream, **options)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_any_schedule_gives_the_all_host_result(expected, name):
-    result, faults = race(SCHEDULES[name])
+@pytest.mark.parametrize("name", KEEPING)
+def test_gradients_that_stay_on_the_device_change_nothing_at_random(expected, name):
+    result, faults = race(SCHEDULES[name], 1, keeps_grads=True)
     assert torch.equal(result, expected)
     assert faults == []
-
-
-@pytest.mark.parametrize("stream", [*STREAMS, "random delays"])
-@pytest.mark.parametrize("name", ["stride 3", "all-device", "stride 2, tiles"])
-def test_gradients_that_stay_on_the_device_change_nothing(expected, name, stream):
-    if stream == "random delays":
-        result, faults = race(SCHEDULES[name], 1, keeps_grads=True)
-        assert torch.equal(result, expected)
-        assert faults == []
-    else:
-        assert not is_wrong(expected, SCHEDULES[name], stream, keeps_grads=True)
 
 
 @pytest.mark.slow
@@ -111,53 +105,35 @@ def test_random_delays_change_nothing(expected, name, races):
         assert faults == []
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("name", ["all-host, tiles", "stride 1", "stride 1, weights on the host"])
-def test_state_sent_ahead_changes_nothing(expected, name, stream):
-    assert not is_wrong(expected, SCHEDULES[name], stream, ahead=6)
+ON_HOST = "weights on the host"
+CONTROLS = [
+    (Wait.SLOT_FREE, "stride 1", "d2h", {}),
+    (Wait.PREFETCHED, "stride 1", "h2d", {}),
+    (Wait.STEPPED, "stride 1", "compute", {}),
+    (Wait.STAGING_FREE, "all-host, tiles", "weights", {}),
+    (Wait.GRADS_FLUSHED, "stride 1", "grads", {}),
+    (Wait.GRAD_READY, "stride 1", "caller", {}),
+    (Wait.GRAD_HOME, "stride 1", "grads", {}),
+    (Wait.WEIGHTS_IDLE, "all-device", "caller", {}),
+    (Wait.WEIGHTS_READY, "stride 1", "compute", {}),
+    # Weights that are page-locked, written by the CPU and sent back.
+    (Wait.SLOT_FREE, f"stride 1, {ON_HOST}", "d2h", {}),
+    (Wait.STEPPED, f"ratio, tiles, {ON_HOST}", "compute", {}),
+    (Wait.STAGING_FREE, f"ratio, tiles, {ON_HOST}", "d2h", {}),
+    (Wait.WEIGHTS_IDLE, f"all-host, tiles, {ON_HOST}", "caller", {}),
+    (Wait.WEIGHTS_READY, f"stride 1, {ON_HOST}", "d2h", {}),
+    # Gradients that stay on the device.
+    (Wait.GRADS_FLUSHED, "all-device", "grads", KEPT),
+    # Memory of state sent ahead, which the allocator hands out and takes back.
+    (Wait.PREFETCHED, "all-host, tiles", "h2d", AHEAD),
+    (Wait.STEPPED, "all-host, tiles", "compute", AHEAD),
+]
+"""Where each wait shows, as in ``LATE``.
 
-
-CONTROLS_AHEAD = {
-    Wait.PREFETCHED: "h2d",
-    Wait.STEPPED: "compute",
-}
-"""Not MEMORY_IDLE: the stand-in gives no memory out twice. ``test_caller.py`` has it."""
-
-
-@pytest.mark.parametrize("wait", CONTROLS_AHEAD)
-def test_without_a_wait_state_sent_ahead_differs(expected, monkeypatch, wait):
-    """Negative control of each wait of memory that the allocator hands out and takes back."""
-    leave_out(monkeypatch, wait)
-    assert is_wrong(expected, SCHEDULES["all-host, tiles"], CONTROLS_AHEAD[wait], ahead=6)
-
-
-def test_without_record_stream_memory_of_state_sent_ahead_is_reused_too_early(
-    expected, monkeypatch
-):
-    """Negative control of ``uses`` of the flush, after which nobody looks at the memory."""
-    submit = cuda._StreamLane.submit
-
-    def forget(self, what, work, uses=()):
-        submit(self, what, work, () if self.name == "D2H" else uses)
-
-    monkeypatch.setattr(cuda._StreamLane, "submit", forget)
-    assert is_wrong(expected, SCHEDULES["all-host, tiles"], "d2h", ahead=6)
-
-
-CONTROLS = {
-    Wait.SLOT_FREE: ("stride 1", "d2h"),
-    Wait.PREFETCHED: ("stride 1", "h2d"),
-    Wait.STEPPED: ("stride 1", "compute"),
-    Wait.STAGING_FREE: ("all-host, tiles", "weights"),
-    Wait.GRADS_FLUSHED: ("stride 1", "grads"),
-    Wait.GRAD_READY: ("stride 1", "caller"),
-    Wait.GRAD_HOME: ("stride 1", "grads"),
-    Wait.WEIGHTS_IDLE: ("all-device", "caller"),
-    Wait.WEIGHTS_READY: ("stride 1", "compute"),
-}
-"""Where each wait shows: the schedule, and the stream that must be late. Not GRAD_READ, which waits
-on the host for a tile's event: here every weight is gathered, and so every tile stepped, before a
-gradient is overwritten. It is left out under DeepSpeed."""
+Not GRAD_READ, which waits on the host for a tile's event: here every weight is gathered, and so
+every tile stepped, before a gradient is overwritten; it is left out under DeepSpeed. Nor
+MEMORY_IDLE: the stand-in gives no memory out twice; ``test_caller.py`` has it.
+"""
 
 
 def leave_out(monkeypatch, wait):
@@ -175,53 +151,45 @@ def leave_out(monkeypatch, wait):
     monkeypatch.setattr(CudaDevice, "leaves_out", lambda self, why: why is wait)
 
 
-@pytest.mark.parametrize("wait", CONTROLS)
-def test_without_a_wait_the_result_differs(expected, monkeypatch, wait):
+@pytest.mark.parametrize(("wait", "name", "stream", "options"), CONTROLS)
+def test_without_a_wait_the_result_differs(expected, monkeypatch, wait, name, stream, options):
     """Negative control of every ordering rule, as CUDA keeps it."""
     leave_out(monkeypatch, wait)
-    name, stream = CONTROLS[wait]
-    assert is_wrong(expected, SCHEDULES[name], stream)
+    assert is_wrong(expected, SCHEDULES[name], stream, **options)
 
 
-CONTROLS_ON_HOST = {
-    Wait.SLOT_FREE: ("stride 1, weights on the host", "d2h"),
-    Wait.STEPPED: ("ratio, tiles, weights on the host", "compute"),
-    Wait.STAGING_FREE: ("ratio, tiles, weights on the host", "d2h"),
-    Wait.WEIGHTS_IDLE: ("all-host, tiles, weights on the host", "caller"),
-    Wait.WEIGHTS_READY: ("stride 1, weights on the host", "d2h"),
+def submit_without_uses(self, what, work, uses=(), submit=cuda._StreamLane.submit):
+    submit(self, what, work, () if self.name == "D2H" else uses)
+
+
+def record_current(self):
+    return cuda._StreamEvent(torch.cuda.current_stream(), self.name)
+
+
+BROKEN = {
+    # Of the state flush, after which nobody looks at the memory.
+    "uses of a flush": (cuda._StreamLane, "submit", submit_without_uses),
+    "record_stream": (DeviceTensor, "record_stream", lambda self, stream: None),
+    "where a lane records": (cuda._StreamLane, "record", record_current),
+    "the caller's event": (CudaDevice, "record_caller", lambda self: self.weights.record()),
 }
 
 
-@pytest.mark.parametrize("wait", CONTROLS_ON_HOST)
-def test_without_a_wait_weights_in_host_memory_differ(expected, monkeypatch, wait):
-    """Negative control where weights are page-locked, written by the CPU and sent back."""
-    leave_out(monkeypatch, wait)
-    name, stream = CONTROLS_ON_HOST[wait]
-    assert is_wrong(expected, SCHEDULES[name], stream)
-
-
-def test_without_a_wait_gradients_that_stay_on_the_device_come_too_late(expected, monkeypatch):
-    leave_out(monkeypatch, Wait.GRADS_FLUSHED)
-    assert is_wrong(expected, SCHEDULES["all-device"], "grads", keeps_grads=True)
-
-
-def test_without_record_stream_memory_is_reused_too_early(expected, monkeypatch):
-    """Negative control of ``uses``."""
-    monkeypatch.setattr(DeviceTensor, "record_stream", lambda self, stream: None)
-    assert is_wrong(expected, SCHEDULES["stride 1"], "grads")
-
-
-def test_events_recorded_on_another_stream_order_nothing(expected, monkeypatch):
-    """Negative control of where a lane records."""
-    record = lambda self: cuda._StreamEvent(torch.cuda.current_stream(), self.name)  # noqa: E731
-    monkeypatch.setattr(cuda._StreamLane, "record", record)
-    assert is_wrong(expected, SCHEDULES["stride 1"], "d2h")
-
-
-def test_the_callers_event_is_one_of_its_current_stream(expected, monkeypatch):
-    """Negative control of where the caller's work is looked for."""
-    monkeypatch.setattr(CudaDevice, "record_caller", lambda self: self.weights.record())
-    assert is_wrong(expected, SCHEDULES["stride 1"], "caller")
+@pytest.mark.parametrize(
+    ("rule", "name", "stream", "options"),
+    [
+        ("uses of a flush", "all-host, tiles", "d2h", AHEAD),
+        ("record_stream", "stride 1", "grads", {}),
+        ("where a lane records", "stride 1", "d2h", {}),
+        ("the caller's event", "stride 1", "caller", {}),
+    ],
+)
+def test_memory_in_use_and_places_of_events_are_kept(
+    expected, monkeypatch, rule, name, stream, options
+):
+    """Negative controls: memory is reused too early, or an event orders nothing."""
+    monkeypatch.setattr(*BROKEN[rule])
+    assert is_wrong(expected, SCHEDULES[name], stream, **options)
 
 
 def test_a_rank_on_the_second_gpu_works_there_alone(expected):
@@ -283,9 +251,8 @@ def test_an_update_repeated_on_the_host_is_the_same(name):
     update_and_repeat_a_sample(SCHEDULES[name])
 
 
-@pytest.mark.parametrize("wait", [Wait.SLOT_FREE, Wait.PREFETCHED, Wait.STEPPED, Wait.STAGING_FREE])
-def test_a_race_is_found_by_repeating_a_sample(monkeypatch, wait):
+@pytest.mark.parametrize(("wait", "name", "stream"), [row[:3] for row in CONTROLS[:4]])
+def test_a_race_is_found_by_repeating_a_sample(monkeypatch, wait, name, stream):
     leave_out(monkeypatch, wait)
-    name, stream = CONTROLS[wait]
     with pytest.raises(UpdateError, match=r"update 1 since the start, tile .* went wrong"):
         update_and_repeat_a_sample(SCHEDULES[name], stream)

@@ -7,13 +7,6 @@ from cuda_memory import stand_in
 from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
 
-from deep_optimizer_states.calibrate.rates import (
-    adam_rate,
-    copy_rates,
-    matrix_rate,
-    pageable_rates,
-    stream_rate,
-)
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
 from deep_optimizer_states.core.policies import RunTimeSplit
@@ -77,12 +70,3 @@ def test_the_dynamic_split_learns_of_flights_on_streams(runtime, monkeypatch):
     device.close()
     assert len(seen) == 3
     assert seen[0] >= 3
-
-
-def test_calibration_runs_on_streams(runtime):
-    device = CudaDevice(TAIL.mode)
-    rates = copy_rates(device, 2**12) | pageable_rates(device, 2**12) | adam_rate(device, 2**10)
-    rates |= matrix_rate(device, 16) | stream_rate(device, 2**12)
-    device.close()
-    assert len(rates) == 9
-    assert all(0 < rate < 1e15 for rate in rates.values())

@@ -48,16 +48,20 @@ def singles(*cpus):
     return tuple((cpu,) for cpu in cpus)
 
 
-def test_a_rank_uses_one_thread_a_core_of_the_socket_of_its_gpu(machine):
-    assert find_place(0, "0000:1a:00.0", machine).cores == singles(4, 5, 6, 7)
-    assert find_place(0, None, machine).cores == singles(*range(8))
-    assert find_place(0, "ffff:00:00.0", machine).cores == singles(*range(8))
-
-
-def test_a_launchers_binding_is_kept(machine, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
-    assert find_place(0, "0000:1a:00.0", machine).cores == singles(5, 14)
-    assert find_place(0, "0000:0a:00.0", machine).cores == singles(5, 14)  # elsewhere on purpose
+@pytest.mark.parametrize(
+    ("usable", "gpu", "cpus"),
+    [
+        (range(16), "0000:1a:00.0", (4, 5, 6, 7)),  # the socket of the GPU, one thread a core
+        (range(16), None, range(8)),
+        (range(16), "ffff:00:00.0", range(8)),
+        # A launcher's binding is kept, elsewhere on purpose.
+        ({5, 13, 14}, "0000:1a:00.0", (5, 14)),
+        ({5, 13, 14}, "0000:0a:00.0", (5, 14)),
+    ],
+)
+def test_a_rank_uses_one_thread_a_core_near_its_gpu(machine, monkeypatch, usable, gpu, cpus):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(usable))
+    assert find_place(0, gpu, machine).cores == singles(*cpus)
 
 
 def test_without_a_description_every_cpu_counts(tmp_path, monkeypatch):
@@ -116,19 +120,18 @@ def test_cores_are_dealt_evenly_and_once(own, num_ranks):
         assert all(len(share) == 1 for share in dealt)
 
 
-def test_ranks_of_one_machine_share_its_cores():
-    ranks = [Place(host, rank, singles(0, 1, 2, 3)) for rank, host in enumerate("aba")]
-    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (0, 1, 2, 3), (2, 3)]
-
-
-def test_ranks_on_other_cores_are_no_peers():
-    ranks = [Place("a", 0, singles(0, 1)), Place("a", 1, singles(2, 3))]
-    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (2, 3)]
-
-
-def test_of_many_cores_one_is_left_to_the_model():
-    place = Place("a", 0, singles(*range(8)))
-    assert choose_cores(place, [place]) == LaneCores(7, tuple(range(1, 8)))
+@pytest.mark.parametrize(
+    ("places", "cores"),
+    [
+        ([("a", range(4)), ("b", range(4)), ("a", range(4))], [(0, 1), (0, 1, 2, 3), (2, 3)]),
+        ([("a", (0, 1)), ("a", (2, 3))], [(0, 1), (2, 3)]),  # ranks on other cores are no peers
+        ([("a", range(8))], [tuple(range(1, 8))]),  # of many cores one is left to the model
+    ],
+)
+def test_ranks_share_the_cores_that_they_have_in_common(places, cores):
+    ranks = [Place(host, rank, singles(*cpus)) for rank, (host, cpus) in enumerate(places)]
+    chosen = [choose_cores(rank, ranks) for rank in ranks]
+    assert chosen == [LaneCores(len(own), own) for own in cores]
 
 
 @pytest.mark.parametrize(("said", "threads"), [("1", 4), ("3", 3), ("3,1", 3), ("many", 4)])
@@ -202,25 +205,20 @@ def test_the_lane_says_where_it_runs():
 GIB = 2**30
 
 
-def test_state_that_fits_is_let_through():
-    cores.check_host_memory(10**9, 0, 12 * GIB, num_ranks=1)
-
-
-def test_a_little_is_left_for_others():
-    with pytest.raises(HostMemoryError):
-        cores.check_host_memory(10**9, 0, 12 * 10**9, num_ranks=1)
-
-
 def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
-    with pytest.raises(HostMemoryError) as refused:
+    cores.check_host_memory(10**9, 0, 12 * GIB, num_ranks=1)
+    with pytest.raises(HostMemoryError):  # a little is left for others
+        cores.check_host_memory(10**9, 0, 12 * 10**9, num_ranks=1)
+    with pytest.raises(MemoryError) as refused:
         cores.check_host_memory(2 * 10**9, 10**9, 40 * GIB, num_ranks=2)
-    message = str(refused.value)
-    assert "46.6 GiB" in message
-    assert "2,000,000,000 parameters x 12 bytes x 2 ranks" in message
-    assert "40.0 GiB are free" in message
-    assert '"deep_optimizer_states.ratio"' in message
-    assert '"deep_optimizer_states.host_memory_bytes"' in message
-    assert isinstance(refused.value, MemoryError)
+    for words in (
+        "46.6 GiB",
+        "2,000,000,000 parameters x 12 bytes x 2 ranks",
+        "40.0 GiB are free",
+        '"deep_optimizer_states.ratio"',
+        '"deep_optimizer_states.host_memory_bytes"',
+    ):
+        assert words in str(refused.value)
 
 
 @pytest.fixture
@@ -241,35 +239,40 @@ def groups(tmp_path, monkeypatch):
     return write
 
 
+def limited(limit, used, folder="", **stat):
+    """Files of a group."""
+    files = {"max": limit, "current": used, **stat}
+    return {f"{folder}memory.{name}": value for name, value in files.items()}
+
+
+FIRST_VERSION = {"memory/job/memory.limit_in_bytes": 4, "memory/job/memory.usage_in_bytes": 2}
+
+
 @pytest.mark.parametrize(
-    ("limit", "used", "free"), [(3, 2, 1), (2, 3, 0), (30, 2, 5), ("max", 2, 5)]
+    ("line", "files", "free"),
+    [
+        *(("0::/", limited(*figures), free) for *figures, free in ((3, 2, 1), (2, 3, 0))),
+        *(("0::/", limited(limit, 2), 5) for limit in (30, "max")),
+        # A batch job's own limit counts wherever it is set.
+        *(
+            ("0::/job/step/task", limited(4, 1, folder), 3)
+            for folder in ("job/", "job/step/", "job/step/task/")
+        ),
+        ("4:memory,hugetlb:/job", FIRST_VERSION, 2),
+        # Pages that can be dropped are free.
+        *(
+            ("0::/", limited(4, 3, stat=f"anon 5\n{name} {2 * GIB}\nnoise"), 3)
+            for name in ("inactive_file", "total_inactive_file")
+        ),
+        (None, {}, 5),
+    ],
 )
-def test_the_smaller_of_what_machine_and_container_have_left_is_free(groups, limit, used, free):
-    groups("0::/", {"memory.max": limit, "memory.current": used})
+def test_the_smaller_of_what_machine_and_control_groups_have_left_is_free(
+    groups, line, files, free
+):
+    if line:
+        groups(line, files)
     assert cores.free_host_bytes() == free * GIB
-
-
-@pytest.mark.parametrize("where", ["job", "job/step", "job/step/task"])
-def test_a_batch_jobs_own_limit_counts_wherever_it_is_set(groups, where):
-    groups("0::/job/step/task", {f"{where}/memory.max": 4, f"{where}/memory.current": 1})
-    assert cores.free_host_bytes() == 3 * GIB
-
-
-def test_the_first_version_of_control_groups_counts_too(groups):
-    files = {"limit_in_bytes": 4, "usage_in_bytes": 2}
-    groups("4:memory,hugetlb:/job", {f"memory/job/memory.{n}": v for n, v in files.items()})
-    assert cores.free_host_bytes() == 2 * GIB
-
-
-@pytest.mark.parametrize("name", ["inactive_file", "total_inactive_file"])
-def test_pages_that_can_be_dropped_are_free(groups, name):
-    stat = f"anon 5\n{name} {2 * GIB}\nnoise"
-    groups("0::/", {"memory.max": 4, "memory.current": 3, "memory.stat": stat})
-    assert cores.free_host_bytes() == 3 * GIB
-
-
-def test_without_control_groups_the_machines_free_memory_counts(groups):
-    assert cores.free_host_bytes() == 5 * GIB
 
 
 @pytest.mark.parametrize(

@@ -44,19 +44,3 @@ def test_an_active_parameter_keeps_no_copy():
     assert len(inactive._stale) == 1
     inactive.stepped([0], 0.5)
     assert inactive._stale == {}
-
-
-def test_parameters_are_kept_apart_and_homes_of_any_type_as_they_are():
-    homes = {key: torch.full((4,), key + 1.0) for key in range(3)}  # fp32: sums in fp32
-    inactive = InactiveGradients(lambda key: homes[key])
-
-    def collect(*keys):
-        return {key: float(grad[0]) for key, grad in inactive.collect(keys).items()}
-
-    inactive.stepped([0, 1], 0.5)
-    inactive.skipped([1])
-    assert collect(0, 2) == {0: 0.5}  # 2 never had a gradient
-    inactive.stepped([1], 0.25)
-    assert collect(0, 1) == {0: 0.125, 1: 0.5}
-    assert collect(1) == {1: 0.5}
-    assert [float(home[0]) for home in homes.values()] == [1.0, 2.0, 3.0]

@@ -23,24 +23,24 @@ def layout_of(flats, host_memory, groups=(), rank=0):
 
 
 @pytest.mark.parametrize(
-    ("device", "offloads", "on_host"),
+    ("has_gpu", "device", "offloads", "on_host"),
     [
-        ("meta", False, False),  # which stands for the accelerator's
-        ("cpu", True, True),
-        ("cpu", False, True),  # zero.Init(remote_device="cpu") alone
+        (True, "meta", False, False),  # which stands for the accelerator's
+        (True, "cpu", True, True),
+        (True, "cpu", False, True),  # zero.Init(remote_device="cpu") alone
+        # Without a GPU the setting says it.
+        (False, "cpu", True, True),
+        (False, "cpu", False, False),
     ],
 )
-def test_beside_a_gpu_the_tensors_say_where_weights_live(monkeypatch, device, offloads, on_host):
+def test_beside_a_gpu_the_tensors_say_where_weights_live(
+    monkeypatch, has_gpu, device, offloads, on_host
+):
     gpu = SimpleNamespace(on_accelerator=lambda tensor: tensor.device.type == "meta")
-    monkeypatch.setattr(stock, "get_accelerator", lambda: gpu)
+    if has_gpu:
+        monkeypatch.setattr(stock, "get_accelerator", lambda: gpu)
     flats = [torch.empty(4, device=device), torch.empty(2, device=device)]
     assert layout_of(flats, flats if offloads else []).weights_on_host is on_host
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_without_a_gpu_the_setting_says_it(offloads):
-    flats = [torch.empty(4)]
-    assert layout_of(flats, flats if offloads else []).weights_on_host is offloads
 
 
 @pytest.mark.parametrize(("rank", "owned"), [(0, {0, 1, 2, 3}), (2, {1, 2, 3}), (3, {2, 3})])

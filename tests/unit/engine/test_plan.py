@@ -1,3 +1,5 @@
+"""Plans and schedules: which lane steps a tile, in which order, in how much memory."""
+
 import dataclasses
 from typing import get_args
 
@@ -19,10 +21,6 @@ from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 from deep_optimizer_states.errors import PlanError
 
 
-def taken(policy, stride, count):
-    return {idx for idx in range(count) if policy_of(policy, stride).takes(idx)}
-
-
 @pytest.mark.parametrize(
     ("policy", "stride", "count", "found"),
     [
@@ -37,37 +35,52 @@ def taken(policy, stride, count):
     ],
 )
 def test_a_policy_takes_subgroups_to_the_device(policy, stride, count, found):
-    assert taken(policy, stride, count) == found
-
-
-@pytest.mark.parametrize(("policy", "stride"), [("stride", 0), ("every-other", 2)])
-def test_wrong_policy_is_named(policy, stride):
-    with pytest.raises(PlanError, match=str(stride) if policy == "stride" else policy):
-        policy_of(policy, stride)
+    assert {idx for idx in range(count) if policy_of(policy, stride).takes(idx)} == found
 
 
 def test_a_config_takes_every_policy_and_auto():
     assert {*POLICIES, "auto"} == set(get_args(PolicyName))
 
 
-def always(wait):
-    return True
+def make(  # noqa: PLR0913 - each row gives some of them
+    numels, policy, stride=2, ratio=1.0, tile_numel=16, apart=(), on_host=False
+):
+    schedule = Schedule.make(numels, policy, stride, ratio, tile_numel, apart)
+    return dataclasses.replace(schedule, weights_on_host=on_host)
 
 
-def plan_of(schedule, order=None, has_room=always):
+def plan_of(schedule, order=None, has_room=lambda wait: True):
     arrivals = AllAtOnce(range(len(schedule.tiles)) if order is None else order)
-    actions = schedule.actions(arrivals, all_to_the_device, has_room)
+    actions = schedule.actions(arrivals, lambda *_: lambda tile: DEVICE_CHAIN, has_room)
     return Plan(len(schedule.tiles), tuple(actions))
 
 
-def all_to_the_device(tiles, numels):
-    return lambda tile: DEVICE_CHAIN
-
-
-def test_text_form_of_a_stride_2_plan():
-    plan = plan_of(Schedule.make([16] * 4, "stride", 2, 1.0, 16))
-    assert str(plan) == "1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 0CPU 0WTS 2CPU 2WTS"
-    assert Plan.parse(str(plan)) == plan
+@pytest.mark.parametrize(
+    ("given", "text", "resident", "device", "host"),
+    [
+        (
+            {"numels": [16] * 4, "policy": "stride"},
+            "1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 0CPU 0WTS 2CPU 2WTS",
+            *((), (1, 3), (0, 2)),
+        ),
+        (
+            {"numels": [16] * 3, "policy": "stride", "ratio": 1 / 3},
+            "0GPU 1GPU 2CPU 2WTS",
+            *((0, 1), (), (2,)),
+        ),
+        # Weights in host memory are sent nowhere by the CPU, and back by the device.
+        (
+            {"numels": [16] * 5, "policy": "stride", "ratio": 4 / 5, "on_host": True},
+            "0GPU 0D2H 1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 2CPU 4CPU",
+            *((0,), (1, 3), (2, 4)),
+        ),
+    ],
+)
+def test_the_text_form_of_a_plan(given, text, resident, device, host):
+    plan = plan_of(make(**given))
+    assert str(plan) == text
+    assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == (resident, device, host)
+    assert Plan.parse(text) == plan
 
 
 @pytest.mark.parametrize(
@@ -86,6 +99,9 @@ def test_what_runs_before_the_norm_stands_before_a_bar(text):
     assert set(plan.device_tiles) == {a.tile for a in plan.actions if a.kind is Kind.AHEAD}
 
 
+BOTH_MEMORIES = "where 16-bit weights live in host memory"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -102,6 +118,8 @@ def test_what_runs_before_the_norm_stands_before_a_bar(text):
         ("0FLY", "0CPU"),
         ("0CPU WTS", "'WTS'"),
         ("0CPU0WTS", "'0CPU0WTS'"),
+        *((text, BOTH_MEMORIES) for text in ("0CPU 1CPU 1WTS", "0GPU 0D2H 1GPU")),
+        *((text, BOTH_MEMORIES) for text in ("0GPU 1CPU", "0CPU 0D2H")),
     ],
 )
 def test_broken_plans_are_refused(text, complaint):
@@ -109,47 +127,36 @@ def test_broken_plans_are_refused(text, complaint):
         Plan.parse(text)
 
 
-def test_resident_tiles_are_stepped_where_they_are():
-    plan = plan_of(Schedule.make([16] * 3, "stride", 2, 1 / 3, 16))
-    assert str(plan) == "0GPU 1GPU 2CPU 2WTS"
-    assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0, 1), (), (2,))
-
-
-def on_host(schedule):
-    """The same with 16-bit weights in host memory."""
-    return dataclasses.replace(schedule, weights_on_host=True)
-
-
-def test_weights_in_host_memory_are_sent_nowhere_by_the_cpu_and_back_by_the_device():
-    plan = plan_of(on_host(Schedule.make([16] * 5, "stride", 2, 4 / 5, 16)))
-    assert str(plan) == "0GPU 0D2H 1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 2CPU 4CPU"
-    assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0,), (1, 3), (2, 4))
-    assert Plan.parse(str(plan)) == plan
-
-
-@pytest.mark.parametrize("text", ["0CPU 1CPU 1WTS", "0GPU 0D2H 1GPU", "0GPU 1CPU", "0CPU 0D2H"])
-def test_a_plan_whose_weights_live_in_both_memories_is_refused(text):
-    with pytest.raises(PlanError, match="where 16-bit weights live in host memory"):
-        Plan.parse(text)
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (lambda: Plan(2, (Action(5, Kind.PREFETCH),)), "5H2D"),
+        (lambda: policy_of("stride", 0), "0"),
+        (lambda: policy_of("every-other", 2), "every-other"),
+        *((lambda n=n: cut_into_tiles([40], n), f"tile_numel {n}") for n in (0, 8, 24, -16)),
+        *((lambda r=r: choose_resident_subgroups([1], r), f"ratio {r}") for r in (1.5, -0.5)),
+    ],
+)
+def test_wrong_numbers_are_named(action, words):
+    with pytest.raises(PlanError, match=words):
+        action()
 
 
 def test_tiles_cut_uneven_subgroups():
     assert cut_into_tiles([40, 0, 16], 32) == (Tile(0, 0, 32), Tile(0, 32, 8), Tile(2, 0, 16))
+    assert subgroup_offsets([3, 0, 5]) == [0, 3, 3]
 
 
 def test_runs_apart_get_tiles_of_their_own():
     apart = [Tile(0, 40, 8), Tile(0, 48, 4), Tile(1, 90, 10)]
-    tiles = cut_into_tiles([100, 100], 48, apart)
-    assert [tile for tile in tiles if tile.subgroup == 0] == [
-        Tile(0, 0, 32), Tile(0, 32, 16), Tile(0, 48, 16), Tile(0, 64, 36)
-    ]  # fmt: skip
-    assert [tile for tile in tiles if tile.subgroup == 1] == [
-        Tile(1, 0, 48), Tile(1, 48, 32), Tile(1, 80, 20)
-    ]  # fmt: skip
+    assert cut_into_tiles([100, 100], 48, apart) == (
+        *(Tile(0, 0, 32), Tile(0, 32, 16), Tile(0, 48, 16), Tile(0, 64, 36)),
+        *(Tile(1, 0, 48), Tile(1, 48, 32), Tile(1, 80, 20)),
+    )
 
 
 def test_tiles_of_a_run_are_those_that_hold_any_of_it():
-    schedule = Schedule.make([64, 0, 64], "all-host", 1, 1.0, 16)
+    schedule = make([64, 0, 64], "all-host")
     assert list(schedule.tiles_of(Tile(0, 15, 1))) == [0]
     assert list(schedule.tiles_of(Tile(0, 15, 2))) == [0, 1]
     assert list(schedule.tiles_of(Tile(2, 16, 48))) == [5, 6, 7]
@@ -165,8 +172,10 @@ class Device:
     def has_room(self, wait):
         if not self.free and wait:
             self.free, self.waits = 1, self.waits + 1
+        if not self.free:
+            return False
         self.free -= 1
-        return self.free >= 0 or bool(setattr(self, "free", 0))
+        return True
 
 
 @pytest.mark.parametrize(
@@ -179,15 +188,14 @@ class Device:
 )
 def test_the_device_is_given_no_more_tiles_than_it_has_room_for(most, text, waits):
     device = Device(most)
-    schedule = Schedule.make([16] * 4, "stride", 2, 1.0, 16)
-    assert str(plan_of(schedule, has_room=device.has_room)) == text
+    assert str(plan_of(make([16] * 4, "stride"), has_room=device.has_room)) == text
     assert device.waits == waits
 
 
 def test_tiles_that_are_tiny_beside_the_largest_stay_on_the_cpu():
     """Persistent parameters: norms and biases, thousands of launches for nothing."""
     apart = [Tile(0, 16, 16), Tile(0, 2**16, 16)]
-    schedule = Schedule.make([2**18], "all-device", 1, 1.0, 2**17, apart)
+    schedule = make([2**18], "all-device", tile_numel=2**17, apart=apart)
     tiny = [idx for idx, tile in enumerate(schedule.tiles) if tile.numel == 16]
     plan = plan_of(schedule)
     assert plan.host_tiles == tuple(tiny)
@@ -197,56 +205,36 @@ def test_tiles_that_are_tiny_beside_the_largest_stay_on_the_cpu():
 
 @pytest.mark.parametrize("policy", ["all-host", "all-device", "dynamic"])
 def test_tiles_that_are_needed_first_are_updated_first(policy):
-    schedule = Schedule.make([64, 64], policy, 1, 1.0, 32)
+    schedule = make([64, 64], policy, tile_numel=32)
     order = schedule.order_of_use([Tile(1, 40, 4), Tile(0, 0, 4), Tile(1, 33, 1)])
     assert order == (3, 0, 1, 2)
     plan = plan_of(schedule, order)
     assert plan.host_tiles + plan.device_tiles == order
 
 
-@pytest.mark.parametrize("tile_numel", [0, 8, 24, -16])
-def test_tile_size_must_be_a_multiple_of_a_vector(tile_numel):
-    with pytest.raises(PlanError, match=f"tile_numel {tile_numel}"):
-        cut_into_tiles([40], tile_numel)
+@pytest.mark.parametrize(
+    ("ratio", "resident"),
+    [(1.0, set()), (0.9, {0}), (0.61, {0}), (0.6, {0, 1}), (0.0, {0, 1, 2, 3})],
+)
+def test_a_resident_share_is_counted_in_elements(ratio, resident):
+    assert choose_resident_subgroups([100, 300, 100, 500], ratio) == resident
 
 
-def test_resident_share_is_counted_in_elements():
-    numels = [100, 300, 100, 500]
-    assert choose_resident_subgroups(numels, 1.0) == frozenset()
-    assert choose_resident_subgroups(numels, 0.9) == {0}
-    assert choose_resident_subgroups(numels, 0.61) == {0}
-    assert choose_resident_subgroups(numels, 0.6) == {0, 1}
-    assert choose_resident_subgroups(numels, 0.0) == {0, 1, 2, 3}
-    assert choose_resident_subgroups([1, 2], 1.0) == frozenset()
-    for ratio in (1.5, -0.5):
-        with pytest.raises(PlanError, match=f"ratio {ratio}"):
-            choose_resident_subgroups(numels, ratio)
-
-
-def test_a_schedule_sends_the_policys_subgroups_and_sizes_buffers_by_what_uses_them():
-    def make(policy, ratio=1.0):
-        made = Schedule.make([64, 32, 80, 16], policy, 3, ratio, 48)
-        return sorted(made.device_tiles), made.slot_numel, made.staging_numel
-
-    assert make("stride") == ([3, 4], 48, 48)
-    assert make("all-host") == ([], 0, 48)
-    assert make("all-device", ratio=0.5) == ([3, 4, 5], 48, 48)
-    assert make("all-device", ratio=0.0) == ([], 0, 0)
-    assert make("dynamic", ratio=0.0) == ([], 0, 0)
-
-
-def test_weights_in_host_memory_need_outboxes_for_resident_tiles_and_no_staging():
-    schedule = Schedule.make([64, 32, 80, 16], "stride", 2, 0.6, 48)
-    assert (schedule.slot_numel, schedule.staging_numel, schedule.outbox_numel) == (32, 48, 0)
-    schedule = on_host(schedule)
-    assert (schedule.slot_numel, schedule.staging_numel, schedule.outbox_numel) == (32, 0, 48)
-    assert on_host(Schedule.make([64], "all-host", 2, 1.0, 48)).outbox_numel == 0
-
-
-def test_an_action_on_a_tile_that_is_not_there_is_refused():
-    with pytest.raises(PlanError, match="5H2D"):
-        Plan(2, (Action(5, Kind.PREFETCH),))
-
-
-def test_offsets_are_running_sums():
-    assert subgroup_offsets([3, 0, 5]) == [0, 3, 3]
+@pytest.mark.parametrize(
+    ("given", "device_tiles", "slot", "staging", "outbox"),
+    [
+        ({"policy": "stride", "stride": 3}, [3, 4], 48, 48, 0),
+        ({"policy": "all-host"}, [], 0, 48, 0),
+        ({"policy": "all-device", "ratio": 0.5}, [3, 4, 5], 48, 48, 0),
+        ({"policy": "all-device", "ratio": 0.0}, [], 0, 0, 0),
+        ({"policy": "dynamic", "ratio": 0.0}, [], 0, 0, 0),
+        ({"policy": "stride", "ratio": 0.6}, [2, 5], 32, 48, 0),
+        # Outboxes for resident tiles, and no staging.
+        ({"policy": "stride", "ratio": 0.6, "on_host": True}, [2, 5], 32, 0, 48),
+        ({"policy": "all-host", "on_host": True}, [], 0, 0, 0),
+    ],
+)
+def test_buffers_are_sized_by_what_uses_them(given, device_tiles, slot, staging, outbox):
+    made = make([64, 32, 80, 16], tile_numel=48, **given)
+    assert sorted(made.device_tiles) == device_tiles
+    assert (made.slot_numel, made.staging_numel, made.outbox_numel) == (slot, staging, outbox)

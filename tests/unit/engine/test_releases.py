@@ -5,8 +5,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from deep_optimizer_states.adapter import zero12
 from deep_optimizer_states.adapter.zero3 import stock as releases
-from deep_optimizer_states.adapter.zero3.optimizer import InterleavedZeroOptimizer
-from deep_optimizer_states.adapter.zero3.stock import StockZeroOptimizer, ZeroOptimizerBefore019
+from deep_optimizer_states.adapter.zero3.stock import ZeroOptimizerBefore019
 from deep_optimizer_states.adapter.zero12 import InterleavedFlatOptimizer
 
 
@@ -54,11 +53,3 @@ def test_sizes_that_a_release_has_as_floats_are_cut_as_whole_numbers(monkeypatch
     with pytest.raises(EnoughError) as cut:
         ours.initialize_optimizer_states()
     assert [repr(numel) for numel in cut.value.args[0]] == ["4096", "904", "1"]
-
-
-def test_a_release_that_has_the_methods_is_left_as_it_is():
-    wanted = DeepSpeedZeroOptimizer_Stage3
-    if not releases.has_methods_of_0_19():
-        wanted = ZeroOptimizerBefore019
-    assert StockZeroOptimizer is wanted
-    assert InterleavedZeroOptimizer.__base__ is wanted

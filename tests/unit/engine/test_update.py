@@ -4,11 +4,11 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from engine_updates import ADAM, start_thread
 from signals import interrupt, when_within
 
 from deep_optimizer_states.core.device.base import Latch, Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
-from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.update import Background, Update
 from deep_optimizer_states.errors import UpdateError
 
@@ -25,7 +25,7 @@ class Reached:
 
 @pytest.fixture
 def device():
-    device = EmulatedDevice(HostAdam(1))
+    device = EmulatedDevice(ADAM)
     yield device
     device.close()
 
@@ -68,18 +68,26 @@ def test_a_tile_is_done_when_its_own_event_is_reached(device):
     assert [event.waits for event in events] == [1, 0, 1, 0]
 
 
-def test_a_failure_opens_every_gate_and_surfaces(device, background):
-    update, failure = Update(3), UpdateError("lane GPU, step of tile 1: out of luck")
+@pytest.mark.parametrize(
+    "failure",
+    [UpdateError("lane GPU, step of tile 1: out of luck"), SystemExit("of tile 1's thread")],
+)
+def test_whatever_ends_an_update_opens_every_gate_and_surfaces(device, background, failure):
+    update = Update(2)
+    background.launch(update, lambda: None)
+    update.wait([0, 1], device, WHY)
+    background.wait()
+    update = Update(3)
 
     def run():
         raise failure
 
     background.launch(update, run)
-    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1") as failed:
+    with pytest.raises(UpdateError, match="tile 1") as failed:
         update.wait([2], device, WHY)
     assert failed.value.__cause__ is failure
     for _ in range(2):  # it stays
-        with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1.*load_checkpoint"):
+        with pytest.raises(UpdateError, match=r"tile 1.*load_checkpoint"):
             background.wait()
     background.forget_failure()
     background.wait()
@@ -144,35 +152,9 @@ def test_nothing_is_saved_in_the_middle_of_a_step(background):
 
 
 def test_a_wait_that_a_test_leaves_out_does_not_block():
-    device = EmulatedDevice(HostAdam(1), Faults(without=frozenset({WHY})))
+    device = EmulatedDevice(ADAM, Faults(without=frozenset({WHY})))
     Update(1).wait([0], device, WHY)
     device.close()
-
-
-def test_no_thread_is_left_behind(device):
-    before = set(threading.enumerate())
-    background = Background(device)
-    background.launch(Update(0), lambda: None)
-    background.wait()
-    background.close()
-    assert set(threading.enumerate()) - before == set()
-
-
-def test_whatever_ends_an_update_opens_every_gate(device, background):
-    update = Update(2)
-    background.launch(update, lambda: None)
-    update.wait([0, 1], device, WHY)
-    background.wait()
-
-    def run():
-        raise SystemExit("of the update's thread")
-
-    update = Update(1)
-    background.launch(update, run)
-    with pytest.raises(UpdateError, match="of the update's thread"):
-        update.wait([0], device, WHY)
-    with pytest.raises(UpdateError, match="of the update's thread"):
-        background.wait()
 
 
 def test_a_second_update_is_not_launched_beside_the_first(background):
@@ -181,9 +163,9 @@ def test_a_second_update_is_not_launched_beside_the_first(background):
         background.launch(Update(0), lambda: None)
 
 
-def test_the_update_runs_on_a_thread_that_is_ready_for_the_device(device, monkeypatch):
+def test_the_update_runs_on_a_thread_that_is_ready_for_the_device_and_ends(device, monkeypatch):
     """CUDA's current device belongs to a thread."""
-    ready, ran = [], []
+    ready, ran, before = [], [], set(threading.enumerate())
     monkeypatch.setattr(device, "enter_thread", lambda: ready.append(threading.get_ident()))
     background = Background(device)
     background.launch(Update(0), lambda: ran.append(threading.get_ident()))
@@ -191,18 +173,16 @@ def test_the_update_runs_on_a_thread_that_is_ready_for_the_device(device, monkey
     background.close()
     assert ready == ran
     assert ran != [threading.get_ident()]
+    assert set(threading.enumerate()) - before == set()
 
 
 def test_everybody_who_waits_is_let_through_and_whoever_comes_later_too():
     latch, through = Latch(), []
-    threads = [threading.Thread(target=lambda: through.append(latch.wait(300))) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    assert not latch.wait(0.01)
-    assert through == []
+    assert not latch.wait(0)
+    joins = [start_thread(lambda: through.append(latch.wait(300))) for _ in range(5)]
     latch.set()
-    for thread in threads:
-        thread.join()
+    for join in joins:
+        join()
     assert through == [True] * 5
     assert latch.wait(0)
 
