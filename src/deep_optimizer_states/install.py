@@ -10,24 +10,22 @@ def install(allow_unverified: bool = False) -> None:
     """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
 
     Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
-    without an enabled block behaves as before. Calling it again changes nothing. Where DeepSpeed's
-    code is known for some ZeRO stages alone, a warning says so, and a config of another stage is
-    refused when it is read.
+    without an enabled block behaves as before. Calling it again changes nothing.
 
     Args:
         allow_unverified: Take a DeepSpeed of which equal bits cannot be promised, with a warning
             that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
 
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is known for no stage; names
-            what differs.
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is not known; names what
+            differs.
     """
     if hooks.originals:
         return
-    refused = check_deepspeed(allow_unverified)
+    check_deepspeed(allow_unverified)
     # Unless the check's import of DeepSpeed has called this already, through the hook of `run`.
     if not hooks.originals:
-        hooks.put_in(refused)
+        hooks.put_in()
 
 
 def uninstall() -> None:

@@ -24,20 +24,13 @@ originals: dict[tuple[Any, str], Any] = {}
 """DeepSpeed's own methods, by class and name, while ours are in their place."""
 Handler = Callable[[int, FrameType | None], Any]
 _HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_refused: dict[int, str] = {}
-"""Why a ZeRO stage of this DeepSpeed is refused, by stage."""
 
 
-def put_in(refused: dict[int, str]) -> None:
-    """Wrap the methods of DeepSpeed's config and engine.
-
-    Args:
-        refused: Why a ZeRO stage of this DeepSpeed is refused, by stage.
-    """
+def put_in() -> None:
+    """Wrap the methods of DeepSpeed's config and engine."""
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    _refused.update(refused)
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "step", _step)
@@ -49,7 +42,6 @@ def take_out() -> None:
     for (owner, name), original in originals.items():
         setattr(owner, name, original)
     originals.clear()
-    _refused.clear()
 
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
@@ -190,8 +182,7 @@ def check_supported(config: Any) -> None:
 
     Raises:
         ConfigError: Names the setting, its value and the way out.
-        UnsupportedDeepSpeedError: DeepSpeed's code of this stage is not known, or stock itself goes
-            wrong there in this release.
+        UnsupportedDeepSpeedError: Stock itself goes wrong at this stage in this release.
     """
     from deep_optimizer_states.config import BLOCK, PREFETCH_MEMORY, STEP_BEFORE_NORM
 
@@ -254,8 +245,6 @@ def check_supported(config: Any) -> None:
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
-    if zero.stage in _refused:
-        raise UnsupportedDeepSpeedError(_refused[zero.stage])
     if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
         raise UnsupportedDeepSpeedError(
             f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.core import policies
 from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -18,7 +19,7 @@ from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
 
 OURS = "ours"
 """Name of this package's engine."""
-POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
+POLICIES = ("auto", *policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
 STATE_BYTES = 3 * FP32_BYTES
 """Master weight and two moments of a parameter."""

@@ -87,62 +87,16 @@ OTHERWISE = pytest.mark.parametrize("version", ["0.20.0", deepspeed.__version__]
 
 
 @OTHERWISE
-@pytest.mark.parametrize(
-    ("edited", "refused", "taken"), [("stages 1 and 2", [1, 2], [3]), ("stage 3", [3], [1, 2])]
-)
-def test_stages_whose_methods_are_known_are_taken_and_the_others_refused(
-    monkeypatch, said, version, edited, refused, taken
-):
+@pytest.mark.parametrize("edited", CLASSES)
+def test_a_method_that_is_not_known_is_refused_by_its_name(monkeypatch, said, version, edited):
     is_version(monkeypatch, version)
     edit_a_method(monkeypatch, edited)
-    method = f"{CLASSES[edited].partition(':')[2]}.step"
-    install()
-    try:
-        for stage in taken:
-            read_config(stage)
-        for stage in refused:
-            read_config(stage, enabled=False)
-            with pytest.raises(UnsupportedDeepSpeedError) as caught:
-                read_config(stage)
-            start = f"DeepSpeed {version} at zero_optimization.stage = {stage}: "
-            assert str(caught.value).startswith(start)
-            assert method in str(caught.value)
-            way_out = f"set the stage to {' or '.join(map(str, taken))}, install one of"
-            assert way_out in str(caught.value)
-    finally:
-        uninstall()
-    (text,) = said
-    head, *lines = text.splitlines()
-    assert head.startswith(f"deep_optimizer_states: DeepSpeed {version} ")
-    one, three = ("refused" if numbers == refused else "taken" for numbers in ([1, 2], [3]))
-    what = {
-        "refused": f"refused: other code in {method}",
-        "taken": f"taken: nothing differs from {guard.NEWEST}",
-    }
-    assert [line.strip() for line in lines] == [
-        f"ZeRO stages 1 and 2 are {what[one]}",
-        f"ZeRO stage 3 is {what[three]}",
-    ]
-
-
-@OTHERWISE
-@pytest.mark.parametrize("edited", [["every stage"], ["stage 3", "stages 1 and 2"]])
-def test_where_no_stage_is_left_installing_is_refused_with_a_line_for_each(
-    monkeypatch, said, version, edited
-):
-    is_version(monkeypatch, version)
-    for of in edited:
-        edit_a_method(monkeypatch, of)
     with pytest.raises(UnsupportedDeepSpeedError) as caught:
         install()
-    head, one, three, way_out = str(caught.value).splitlines()
-    assert head.startswith(f"DeepSpeed {version} ")
-    own = {"stages 1 and 2": "DeepSpeedZeroOptimizer", "stage 3": "DeepSpeedZeroOptimizer_Stage3"}
-    classes = own if len(edited) > 1 else dict.fromkeys(own, "DeepSpeedCPUAdam")
-    other = {stages: f"refused: other code in {name}.step" for stages, name in classes.items()}
-    assert one.strip() == f"ZeRO stages 1 and 2 are {other['stages 1 and 2']}"
-    assert three.strip() == f"ZeRO stage 3 is {other['stage 3']}"
-    assert "allow_unverified=True" in way_out
+    assert str(caught.value).startswith(f"DeepSpeed {version} ")
+    method = f"{CLASSES[edited].partition(':')[2]}.step"
+    assert f"other code in {method}; install one of" in str(caught.value)
+    assert "allow_unverified=True" in str(caught.value)
     assert not said
 
 
@@ -168,9 +122,8 @@ def test_what_is_not_verified_is_taken_with_a_warning_where_that_is_allowed(
         uninstall()
     (text,) = said
     assert f"DeepSpeed {version} " in text
-    (line,) = (line for line in text.splitlines() if line.strip().startswith("ZeRO stage 3 "))
-    assert "Stage3.step" in line
-    assert "BITS MAY NOT BE STOCK'S" in line
+    assert "Stage3.step" in text
+    assert "BITS MAY NOT BE STOCK'S" in text
 
 
 @pytest.mark.parametrize("has_known_methods", [True, False])
@@ -214,12 +167,14 @@ def test_a_changed_method_is_named_below_a_decorator_too(monkeypatch, method):
 
     other = instrument_w_nvtx(other) if method == "partition_grads" else other
     monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, method, other)
-    assert f"DeepSpeedZeroOptimizer_Stage3.{method};" in guard.check_deepspeed()[3]
+    with pytest.raises(UnsupportedDeepSpeedError, match=f"Optimizer_Stage3.{method};"):
+        guard.check_deepspeed()
 
 
 def test_a_missing_method_is_named(monkeypatch):
     monkeypatch.setitem(guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
-    assert "no_such_method" in guard.check_deepspeed()[3]
+    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
+        guard.check_deepspeed()
 
 
 def test_the_table_of_the_newest_release_is_empty(monkeypatch):

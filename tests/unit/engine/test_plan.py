@@ -16,7 +16,7 @@ from deep_optimizer_states.core.plan import (
     cut_into_tiles,
     subgroup_offsets,
 )
-from deep_optimizer_states.core.policies import POLICIES, policy_of
+from deep_optimizer_states.core.policies import POLICIES, takes
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 from deep_optimizer_states.errors import PlanError
 
@@ -35,7 +35,7 @@ from deep_optimizer_states.errors import PlanError
     ],
 )
 def test_a_policy_takes_subgroups_to_the_device(policy, stride, count, found):
-    assert {idx for idx in range(count) if policy_of(policy, stride).takes(idx)} == found
+    assert {idx for idx in range(count) if takes(policy, stride)(idx)} == found
 
 
 def test_a_config_takes_every_policy_and_auto():
@@ -131,8 +131,8 @@ def test_broken_plans_are_refused(text, complaint):
     ("action", "words"),
     [
         (lambda: Plan(2, (Action(5, Kind.PREFETCH),)), "5H2D"),
-        (lambda: policy_of("stride", 0), "0"),
-        (lambda: policy_of("every-other", 2), "every-other"),
+        (lambda: takes("stride", 0), "0"),
+        (lambda: takes("every-other", 2), "every-other"),
         *((lambda n=n: cut_into_tiles([40], n), f"tile_numel {n}") for n in (0, 8, 24, -16)),
         *((lambda r=r: choose_resident_subgroups([1], r), f"ratio {r}") for r in (1.5, -0.5)),
     ],
