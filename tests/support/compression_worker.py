@@ -22,7 +22,6 @@ from optimus_cc import (
     Traffic,
     traffic as traffic_module,
 )
-from optimus_cc.gradients import Place, TiedEmbedding, make_group
 from optimus_cc.pipelining import CompressedStage
 
 HIDDEN, NARROW, TOKENS = 16, 4, 32
@@ -161,33 +160,6 @@ def refusals():
     return ""
 
 
-def tied_embedding(fused, rank, replicas):
-    """Reduce a gradient of whole numbers over two stages, each of two replicas."""
-    stage, replica = divmod(rank, 2)
-    group = make_group(Place(0, replica, True), fused)
-    weight = nn.Parameter(torch.zeros(6, 4))
-    weight.grad = embedding_gradient(replica, stage)
-    traffic = Traffic()
-    reduction = GradientReduction(
-        [weight],
-        Stage(stage, 2, replicas),
-        Settings(emb_comm_opt=fused),
-        num_iterations=1,
-        tied=TiedEmbedding(weight, group, fused),
-        traffic=traffic,
-    )
-    reduction.reduce()
-    kinds = (Kind.GRADIENTS, Kind.EMBEDDING)
-    total = sum(traffic.sent[kind].sent_bytes for kind in kinds)
-    return {"gradient": weight.grad, "bytes": total}
-
-
-def embedding_gradient(replica, stage):
-    """Even whole numbers, so that their mean over two replicas is one too."""
-    generator = torch.Generator().manual_seed(10 * replica + stage)
-    return 2.0 * torch.randint(-50, 50, (6, 4), generator=generator)
-
-
 def local_gradient(rank, iteration):
     generator = torch.Generator().manual_seed(1000 * iteration + rank)
     return torch.randn((24, HIDDEN), generator=generator)
@@ -219,11 +191,8 @@ def main(out):
     torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.group.WORLD
     pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    pair = pairs[rank // 2]
-    results = pipelines({"two": pair, "four": world})
+    results = pipelines({"two": pairs[rank // 2], "four": world})
     results |= {
-        "fused": tied_embedding(True, rank, pair),
-        "unfused": tied_embedding(False, rank, pair),
         "interleaved": refusals(),
         "sc": selective(rank, world),
         "sc-other-stage": selective(

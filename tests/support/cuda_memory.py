@@ -229,14 +229,7 @@ def _send(runtime, real_to):
 
 @contextlib.contextmanager
 def stand_in(seed=0, jitter_s=0.0, triton=True, world=None):
-    """Put a runtime under ``torch.cuda``; yields it.
-
-    Args:
-        seed: Of the delays.
-        jitter_s: Longest delay before each piece of work, in seconds.
-        triton: Whether there is a device kernel.
-        world: Of streams without threads, see ``late``.
-    """
+    """Put a runtime under ``torch.cuda``, with or without a device kernel; yields it."""
     runtime = CudaRuntime(seed, jitter_s, world)
     cuda._cudart.cache_clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -22,12 +22,7 @@ MICRO_STEPS = 2
 
 
 class Flusher(GradientFlush):
-    """Flushes of some parameters' gradients, without a model around them.
-
-    Args:
-        device: Where the copies run.
-        homes: Where the gradients go; a parameter is its position here.
-    """
+    """Flushes of some parameters' gradients to ``homes``, without a model around them."""
 
     def __init__(self, device, homes):
         self.stock = SimpleNamespace(

@@ -21,11 +21,7 @@ from deep_optimizer_states.core.device.emulated import WAIT
 
 
 class World:
-    """All queues, and who of them is late.
-
-    Args:
-        late: Names of the lanes that are late; queues may be added to :attr:`late` later.
-    """
+    """All queues, and who of them is late: names of lanes, or queues that are added to ``late``."""
 
     def __init__(self, late=()):
         self.late = set(late)
@@ -144,11 +140,7 @@ def _pool_of(world):
 
 @contextlib.contextmanager
 def late(*names):
-    """Let engines and devices that are made here run without threads; yields their world.
-
-    Args:
-        names: Lanes that are late: H2D, GPU, D2H, weights, grads.
-    """
+    """Let engines and devices made here run without threads, some lanes late; yields the world."""
     world = World(names)
 
     def wait(latch, timeout_s):

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import triton
-from ptx import Program
-from ptx_memory import Region
+from ptx import Program, Region
 from triton.backends.compiler import GPUTarget
 
 
@@ -32,11 +31,7 @@ class PtxKernel:
     """Takes the place of a ``triton.jit`` function; its tensors are on the host.
 
     Triton chooses the variant from the arguments, as in a launch: alignment of the addresses,
-    divisibility of the integers, those that are 1.
-
-    Args:
-        function: What ``triton.jit`` returned.
-        launches: Gets what Triton compiled, one a launch.
+    divisibility of the integers, those that are 1. ``launches`` gets what it compiled.
     """
 
     def __init__(self, function: Any, launches: list[Any] | None = None) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def when_within(function, action):
-    """Do ``action`` on another thread as soon as the main thread is within ``function``.
+    """Do ``action``, once, on another thread as soon as the main thread is within ``function``.
 
-    Args:
-        function: Its name. It must not return before ``action`` lets it.
-        action: What to do, once; never, if the block ends without the function.
+    The function, given by its name, must not return before ``action`` lets it.
     """
     is_over = threading.Event()
     thread = once_within(function, action, is_over)
@@ -59,14 +57,8 @@ def interrupt(number=signal.SIGINT, after=None):
     """Send the main thread of this process a signal when it is asleep.
 
     Python would handle one that comes just before a thread falls asleep when it wakes up, which is
-    never if the signal was to wake it.
-
-    Args:
-        number: The signal.
-        after: What the call before returned: the main thread must have woken and slept again.
-
-    Returns:
-        How often the main thread has gone to sleep.
+    never if the signal was to wake it. Returns how often the main thread has gone to sleep; with
+    ``after``, what the call before returned, it must have woken and slept again.
     """
     seen = found = None
     while found is None or found != seen or found == after:

@@ -1,4 +1,7 @@
-"""Wrappers around methods of DeepSpeed's config and engine, once the plugin is installed."""
+"""Make ``deepspeed.initialize`` use our optimizer where the config asks for it.
+
+:func:`install` wraps methods of DeepSpeed's config and engine.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.adapter.guard import (
     LOST_GRADIENTS,
+    check_deepspeed,
     installed_version,
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
@@ -26,8 +30,25 @@ Handler = Callable[[int, FrameType | None], Any]
 _HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def put_in() -> None:
-    """Wrap the methods of DeepSpeed's config and engine."""
+def install(allow_unverified: bool = False) -> None:
+    """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
+
+    Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
+    without an enabled block behaves as before. Calling it again changes nothing.
+
+    Args:
+        allow_unverified: Take a DeepSpeed of which equal bits cannot be promised, with a warning
+            that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
+
+    Raises:
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is not known; names what
+            differs.
+    """
+    if originals:
+        return
+    check_deepspeed(allow_unverified)
+    if originals:  # the check's import of DeepSpeed has called this already, by the hook of `run`
+        return
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
@@ -37,8 +58,8 @@ def put_in() -> None:
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
 
 
-def take_out() -> None:
-    """Give DeepSpeed its own methods back."""
+def uninstall() -> None:
+    """Give DeepSpeed its own methods back; engines that exist keep their optimizer."""
     for (owner, name), original in originals.items():
         setattr(owner, name, original)
     originals.clear()

@@ -24,17 +24,16 @@ def run_rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def check_rows(run_rows):
-    """Run the rows of a group; so many must be there, and nothing may be wrong with any."""
+    """Run those rows of a group that are for so many ranks; nothing may be wrong with any."""
 
-    def check(group, num_rows, num_ranks=1, extent="few", **variables):
-        reports = run_rows(group, extent, num_ranks, **variables)
-        for rank, report in enumerate(reports):
+    def check(group, num_ranks=1, extent="few", **variables):
+        for rank, report in enumerate(run_rows(group, extent, num_ranks, **variables)):
             wrong = [(name, "\n".join(found)) for name, found in report[group].items() if found]
             told = "\n\n".join(
                 f"{name}, rank {rank} of {num_ranks}:\n{text}" for name, text in wrong
             )
             assert not wrong, told
-            assert len(report[group]) == num_rows
+            assert report[group], "no row was run"
             assert report["lanes left"] == []
 
     return check

@@ -59,24 +59,16 @@ OPTIMIZERS[3] = ("DeepSpeedZeroOptimizer_Stage3", "InterleavedZeroOptimizer")
 class Net(torch.nn.Module):
     """Residual layers; some may be skipped, used again, recomputed or without gradients.
 
-    Args:
-        num_layers: Of them.
-        reentrant: How each segment is recomputed in backward; None for not at all.
-        segments: The layers of each, in order; None for every layer by itself.
-
-    Attributes:
-        skipped: Layers that are left out.
-        detached: Layers that are used without gradients.
-        poison: Multiplies the gradient that goes back through the second layer.
-        fails_at: The layer before which ``error`` is raised, once; the number of layers for after
-            all of them.
+    ``reentrant`` says how each segment is recomputed in backward, if at all; ``segments`` are the
+    layers of each, in order, and every layer by itself for None.
     """
 
     def __init__(self, num_layers=6, reentrant=None, segments=None):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(num_layers))
-        self.skipped, self.detached = (), ()
-        self.poison = self.fails_at = self.error = None
+        self.skipped, self.detached = (), ()  # layers left out, and used without gradients
+        self.poison = None  # multiplies the gradient that goes back through the second layer
+        self.fails_at = self.error = None  # the layer before which the error is raised, once
         self.reentrant, self.segments = reentrant, segments
 
     def forward(self, x):
@@ -118,45 +110,27 @@ def mean_square(engine, batch):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model and how it is trained; in the table, a feature under which a policy must equal stock.
-
-    Attributes:
-        config, zero: Laid over DeepSpeed's JSON, and over its ``zero_optimization``.
-        make: Builds the model.
-        groups: Makes parameter groups of a model; None for one group.
-        batch: Draws a batch of ``dtype`` for one micro-step, on the host.
-        loss: Of an engine and a batch on its device.
-        skips: Maps a micro-step to the layers left out of it; None where the act chooses them.
-        before: Called with the engine before each micro-step.
-        own_optimizer: Makes the optimizer that DeepSpeed is given; None for one of its config.
-        most_ranks: On more of them stock itself fails.
-        policies: What alone it is run under; empty for all.
-        few: How many of ``policies``, by turns, where not all is run; 0 for all of them.
-        is_cut: Whether the state must be in three subgroups at least.
-        states: Type of master weights and moments.
-        since: The first DeepSpeed release that has the feature; empty for every supported one.
-        tile_numel: Laid over the policy's block; 0 for what that says.
-    """
+    """A model and how it is trained; in the table, a feature that must equal stock."""
 
     dtype: torch.dtype = torch.bfloat16
     accumulation: int = 2
-    config: dict = dataclasses.field(default_factory=dict)
-    zero: dict = dataclasses.field(default_factory=dict)
-    make: callable = Net
-    groups: callable = None
-    batch: callable = draw_vectors
-    loss: callable = mean_square
-    skips: callable = None
-    before: callable = None
-    own_optimizer: callable = None
+    config: dict = dataclasses.field(default_factory=dict)  # laid over DeepSpeed's JSON
+    zero: dict = dataclasses.field(default_factory=dict)  # laid over its ``zero_optimization``
+    make: callable = Net  # builds the model
+    groups: callable = None  # makes parameter groups of a model; None for one group
+    batch: callable = draw_vectors  # draws a batch of ``dtype`` for one micro-step, on the host
+    loss: callable = mean_square  # of an engine and a batch on its device
+    skips: callable = None  # layers left out of a micro-step; None where the act chooses them
+    before: callable = None  # called with the engine before each micro-step
+    own_optimizer: callable = None  # makes the optimizer that DeepSpeed is given
     steps: int = STEPS
-    most_ranks: int = 4
-    policies: tuple = ()
-    few: int = 0
-    is_cut: bool = True
-    states: str = "fp32"
-    since: str = ""
-    tile_numel: int = 0
+    most_ranks: int = 4  # on more of them stock itself fails
+    policies: tuple = ()  # what alone it is run under; empty for all
+    few: int = 0  # how many of ``policies``, by turns, where not all is run; 0 for all of them
+    is_cut: bool = True  # the state must be in three subgroups at least
+    states: str = "fp32"  # type of master weights and moments
+    since: str = ""  # the first DeepSpeed release that has the feature
+    tile_numel: int = 0  # laid over the policy's block; 0 for what that says
 
     @property
     def is_in_this_release(self):
@@ -261,12 +235,7 @@ _OF_THE_TRIAL = object()
 
 
 class Trial:
-    """One run of an act.
-
-    Args:
-        block: The policy's block; None for stock.
-        faults: What the emulated device breaks on purpose.
-    """
+    """One run of an act under a policy's block, or under stock for None."""
 
     def __init__(self, block, faults=None):
         self.block, self._faults = block, faults or Faults(jitter_s=0.0004)
@@ -307,8 +276,8 @@ class Trial:
             engine, *_ = deepspeed.initialize(model=model, config=ds_config(case, block), **given)
         assert type(engine.optimizer).__name__ == OPTIMIZERS[case.stage][bool(block)]
         if block and block.get("enabled"):  # or page-locked memory lies anywhere
-            assert engine.optimizer._lanes.near is not seams.ANYWHERE
-            assert engine.optimizer._homes.num_subgroups >= 3 or not case.is_cut
+            assert seams.inside(engine, "lanes").near is not seams.ANYWHERE
+            assert seams.inside(engine, "homes").num_subgroups >= 3 or not case.is_cut
         self._engines[engine], steps.engine = (case, steps), engine
         return engine
 
@@ -467,14 +436,7 @@ def play(act, block, faults=None):
 
 
 def play_late(act, block, without=(), lane=""):
-    """Play it with waits left out: updates, and one lane, are as late as the waits that are kept.
-
-    Args:
-        act: What is played.
-        block: Of the policy.
-        without: The waits.
-        lane: Its name; no lane is late without one.
-    """
+    """Play it without some waits; updates, and one lane, are as late as the others allow."""
     with late(lane):
         return play(act, block, Faults(without=frozenset(without)))
 

@@ -4,16 +4,15 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import time
 from unittest import mock
 
 import deepspeed
 import torch
 from deepspeed.utils import set_z3_leaf_modules
-from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
+from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, play_late, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
-from seams import EmulatedDevice, Kind, UpdatePhase, ahead
+from seams import EmulatedDevice, Kind, UpdatePhase, ahead, inside
 
 ROWS = Rows()
 CASE = CASES[FIRST_CASE].changed(config={"gradient_clipping": 0})
@@ -49,7 +48,7 @@ def run(report, extent, folder):
 
 
 def update_of(engine):
-    return engine.optimizer._update
+    return inside(engine, "update")
 
 
 def settle(engine):
@@ -152,7 +151,7 @@ def gradient_again(trial, engine):
     """As a parameter that is recomputed twice, each time with a backward of its own."""
     one_window(trial, engine)
     param = engine.module.layers[-1].weight
-    engine.optimizer._gradients.flush(param.ds_id, torch.ones(param.partition_numel()))
+    inside(engine, "gradients").flush(param.ds_id, torch.ones(param.partition_numel()))
 
 
 def another_forward(trial, engine):
@@ -532,11 +531,11 @@ def little_memory(folder):
     """It covers what three tiles take, of 256 elements and 14 bytes an element."""
 
     def free(engines):
-        update = update_of(engines[0]) if engines else None
-        tiles = (
-            [update._schedule.tiles[tile].numel for tile in update.executor.away] if update else []
-        )
-        return 3 * 256 * 14 + 100 - 14 * sum(tiles)
+        taken = 0
+        for engine in engines:
+            tiles = inside(engine, "schedule").tiles
+            taken += 14 * sum(tiles[idx].numel for idx in update_of(engine).executor.away)
+        return 3 * 256 * 14 + 100 - taken
 
     numbers, _, _ = send_ahead(folder, AUTO, memory=Memory(free))
     assert all(0 < number < 16 for number in numbers)
@@ -567,20 +566,9 @@ def give_back(folder, refuses, steps):
 @ROWS.check("state is not sent ahead before the last update has brought it home")
 def late_flushes(_folder):
     """Whose flush lasts into the next backward."""
-    make = EmulatedDevice.__init__
-
-    def make_with_slow_flushes(self, *args):
-        make(self, *args)
-        submit = self.d2h.submit
-
-        def submit_late(what, work, uses=()):
-            submit(what, lambda: (time.sleep(0.01), work()), uses)
-
-        self.d2h.submit = submit_late
 
     def act(trial):
         trial.train(trial.open(CASE.changed(accumulation=1)), 8)
 
-    with mock.patch.object(EmulatedDevice, "__init__", make_with_slow_flushes):
-        ours = play(act, {**AHEAD, "prefetch_memory_bytes": 10**9})
+    ours = play_late(act, {**AHEAD, "prefetch_memory_bytes": 10**9}, lane="D2H")
     same(ours, play(act, None))

@@ -1,8 +1,6 @@
 """Odd models, uses of parameters, calls between steps, and pairs of engines in one process."""
 
 import functools
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import deepspeed
 import models
@@ -11,7 +9,6 @@ from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
-    set_z3_leaf_modules,
 )
 from engines import (
     HELD_S,
@@ -22,12 +19,10 @@ from engines import (
     Case,
     Net,
     differences,
-    ds_config,
     play,
     play_late,
 )
 from rows import Rows
-from safetensors.torch import load_file
 from seams import Wait
 
 ROWS = Rows()
@@ -45,11 +40,6 @@ LANGUAGE = Case(
 )
 
 
-def freeze(layers, frozen=True):
-    for layer in layers:
-        layer.requires_grad_(not frozen)
-
-
 def step_in_flight(trial, engine):
     """A step whose update goes on a while after this has returned."""
     trial.hold(engine)
@@ -65,45 +55,6 @@ def gathered(engine):
 
 
 # Calls.
-
-
-@ROWS.compare("frozen and unfrozen", 1, 2)
-def frozen_and_unfrozen(trial):
-    """Between windows; a weight that is frozen goes on being updated, as in stock."""
-    engine = trial.open(PLAIN)
-    layers = engine.module.layers
-
-    def toggle(engine, micro_step):
-        if micro_step == 2:
-            layers[0].weight.requires_grad_(False)
-            freeze([layers[2]])
-        if micro_step == 6:
-            freeze(layers, frozen=False)
-
-    trial.train(engine, steps=5, before=toggle)
-
-
-@ROWS.compare("frozen by halves, update in flight")
-def frozen_by_halves(trial):
-    engine = trial.open(ONE_BATCH)
-    layers = engine.module.layers
-    for step in range(4):
-        trial.hold(engine)
-        trial.micro_step(engine)
-        freeze(layers, frozen=False)
-        freeze(layers[:2] if step % 2 else layers[2:])
-        trial.let_go(engine)
-
-
-@ROWS.compare("frozen before the first step, unfrozen later")
-def frozen_at_first(trial):
-    model = FourLayers()
-    freeze(model.layers[1:3])
-    engine = trial.open(Case(zero={"sub_group_size": 300}), model)
-    trial.train(engine, steps=2)
-    freeze(model.layers, frozen=False)
-    freeze(model.layers[1:3])
-    trial.train(engine, steps=2)
 
 
 @ROWS.compare("weights and biases frozen by turns, each step", 1, 2)
@@ -146,15 +97,6 @@ def write_for_good(trial):
         engine.optimizer.refresh_fp32_params()
 
 
-@ROWS.compare("GatheredParameters between the micro-batches", 1, 2)
-def write_between_micro_batches(trial):
-    def halve(engine, micro_step):
-        if micro_step in (1, 3):
-            write(engine, 0, [engine.module.layers[1].weight, engine.module.layers[3].bias])
-
-    trial.train(trial.open(PLAIN), before=halve)
-
-
 @ROWS.compare("EMA of the weights", 1, 2)
 def average(trial):
     """Right after each step, from the gathered 16-bit weights."""
@@ -165,29 +107,6 @@ def average(trial):
         for kept, weight in zip(averages, gathered(engine), strict=True):
             kept.lerp_(weight.float(), 0.1)
         trial.see("average", averages)
-
-
-@ROWS.compare("EMA of the master weights, used to evaluate")
-def average_of_masters(trial):
-    engine = trial.open(ONE_BATCH)
-    parameters = list(engine.module.parameters())
-    averages = [safe_get_full_fp32_param(parameter).clone() for parameter in parameters]
-    for _ in range(3):
-        step_in_flight(trial, engine)
-        for kept, parameter in zip(averages, parameters, strict=True):
-            kept.lerp_(safe_get_full_fp32_param(parameter), 0.1)
-        weights = gathered(engine)
-        replace(parameters, averages)
-        evaluate(trial, engine)
-        replace(parameters, weights)
-        trial.see("average", averages)
-
-
-def replace(parameters, values):
-    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0), torch.no_grad():
-        if RANK == 0:
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.copy_(value)
 
 
 def evaluate(trial, engine, mode=torch.no_grad):
@@ -232,17 +151,6 @@ def reading_hooks(trial):
         see_gradients("scaled gradient")
 
 
-@ROWS.compare("hooks that change outputs and gradients")
-def changing_hooks(trial):
-    engine = trial.open(net_case(zero={}))
-    layers = engine.module.layers
-    layers[0].register_forward_hook(lambda module, inputs, out: out * module.weight.mean())
-    layers[1].register_full_backward_hook(lambda module, grads, _: (grads[0] * 0.5,))
-    layers[2].weight.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
-    layers[3].bias.register_hook(lambda grad: torch.zeros_like(grad))
-    trial.train(engine)
-
-
 def generate(trial, make, **options):
     """While the update is in flight, by a model in eval mode without gradients."""
     engine = trial.open(LANGUAGE, make())
@@ -273,21 +181,6 @@ for name, make, options, ranks in (
     ROWS.compare(f"generate, {name}", *ranks, make=make, **options)(generate)
 
 
-@ROWS.compare("save_pretrained of tied weights, update in flight", 1, 2)
-def save_pretrained(trial):
-    engine = trial.open(LANGUAGE.changed(accumulation=1), models.gpt2())
-    for _ in range(2):
-        step_in_flight(trial, engine)
-        weights = engine._zero3_consolidated_16bit_state_dict()
-        if not weights:  # a rank that saves nothing
-            continue
-        with TemporaryDirectory() as folder:
-            engine.module.save_pretrained(folder, state_dict=weights)
-            saved = load_file(Path(folder) / "model.safetensors")
-        for name, weight in sorted(saved.items()):
-            trial.see(name, weight)
-
-
 # Models.
 
 
@@ -312,61 +205,6 @@ def lora(trial):
 
     engine = trial.open(Case(zero={"sub_group_size": 50}), adapted_net())
     trial.train(engine, steps=4, after=merge)
-
-
-class Experts(torch.nn.Module):
-    """Each sample goes to one expert of those allowed; the choice is the router's."""
-
-    def __init__(self, num_experts=4):
-        super().__init__()
-        self.router = torch.nn.Linear(WIDTH, num_experts)
-        experts = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(num_experts))
-        self.experts = torch.nn.ModuleList(experts)
-        self.allowed = range(num_experts)
-
-    def forward(self, x):
-        weights = self.router(x).softmax(-1)[:, list(self.allowed)]
-        best, choice = weights.max(-1)
-        out = torch.zeros_like(x)
-        for position, idx in enumerate(self.allowed):
-            chosen = choice == position
-            if chosen.any():
-                out[chosen] = best[chosen, None] * torch.tanh(self.experts[idx](x[chosen]))
-        return x + out
-
-
-def expert_net():
-    """One layer of experts among the others."""
-    model = Net(num_layers=3)
-    model.layers[1] = Experts()
-    return model
-
-
-def train_experts(trial, choose, steps):
-    def allow(engine, micro_step):
-        engine.module.layers[1].allowed = choose(micro_step)
-
-    trial.train(trial.open(Case(), expert_net()), steps, before=allow)
-
-
-# An expert is used in all micro-batches of a window and on every rank, or in none.
-ROWS.compare(
-    "experts by turns", 1, 2, choose=lambda n: ((0,), (1,), (0,), (3,), (1,))[n // 2], steps=5
-)(train_experts)
-# What the router chooses is data's affair; half the experts are closed at a time.
-ROWS.compare(
-    "an expert not chosen in the last micro-batch",
-    choose=lambda n: tuple(i for i in range(4) if (i + n // 2 + n) % 3),
-    steps=4,
-)(train_experts)
-
-
-@ROWS.compare("experts in a leaf module", 1, 2)
-def leaf_experts(trial):
-    """Experts that the router does not choose get zeros, other ones on each rank."""
-    model = expert_net()
-    set_z3_leaf_modules(model, [Experts])
-    trial.train(trial.open(Case(), model), steps=4)
 
 
 class UsesOthersWeights(Net):
@@ -428,24 +266,6 @@ ROWS.compare(
     turns=1,
     detached=((), (1,), (1, 2), (), (2,)),
 )(train_by_turns)
-ROWS.compare(
-    "a layer first used at step 3",
-    *(1, 2),
-    turns=1,
-    segments=orders("013", "013", "013", "013", "0123", "0123"),
-)(train_by_turns)
-
-
-@ROWS.compare("a layer used twice, once detached", 1, 2)
-def used_beside_itself(trial):
-    class Both(Net):
-        def forward(self, x):
-            with torch.no_grad():
-                x = x + self.layers[2](x)
-            x = super().forward(x)
-            return x + self.layers[0](x.detach()) + torch.tanh(self.layers[1](x)).detach()
-
-    trial.train(trial.open(PLAIN, Both(num_layers=4)), steps=4)
 
 
 @ROWS.compare("tied weights, first used by the module of the other group", 1, 2)
@@ -462,34 +282,6 @@ def tied_over_groups(trial):
         ]
 
     trial.train(trial.open(net_case(groups=groups), model), steps=4)
-
-
-class Words(torch.nn.Module):
-    """An embedding that is the head too, and whose first row gets no gradient as an embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = torch.nn.Embedding(40, WIDTH, padding_idx=0)
-        self.inner = FourLayers()
-        self.head = torch.nn.Linear(WIDTH, 40, bias=False)
-        self.head.weight = self.words.weight
-
-    def forward(self, tokens):
-        return self.head(self.inner(self.words(tokens)))
-
-
-def predict_words(engine, batch):
-    (tokens,) = batch
-    logits = engine(tokens).float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-
-
-@ROWS.compare("a tied embedding with padding_idx", 1, 2)
-def padded_words(trial):
-    def draw(generator):
-        return [torch.randint(0, 5, (2, 6), generator=generator)]
-
-    trial.train(trial.open(Case(make=Words, batch=draw, loss=predict_words)))
 
 
 # Pairs of engines.
@@ -538,15 +330,6 @@ def made_again(trial):
     trial.train(trial.open(PLAIN, model, block=None), steps=1)
 
 
-@ROWS.compare("stock's model taken over")
-def taken_over(trial):
-    model = FourLayers()
-    stock = trial.open(PLAIN, model, block=None)
-    trial.train(stock, steps=2)
-    trial.end(stock)
-    trial.train(trial.open(PLAIN, model), steps=2)
-
-
 def move_towards(trial, target, source, engines):
     """As a target network is made: one call gathers the parameters of two models.
 
@@ -574,16 +357,6 @@ def gathered_at_once(trial, of_stock):
     second = trial.open(ONE_BATCH)
     for _ in range(3):
         move_towards(trial, first.module, second.module, (first, second))
-
-
-@ROWS.compare("weights of no engine and of ours gathered at once, in flight")
-def gathered_with_none(trial):
-    """An average in a model that is partitioned and never trained."""
-    with deepspeed.zero.Init(config_dict_or_path=ds_config(ONE_BATCH, None)):
-        average_of_weights = FourLayers()
-    engine = trial.open(ONE_BATCH)
-    for _ in range(3):
-        move_towards(trial, average_of_weights, engine.module, (engine,))
 
 
 class Student(Net):

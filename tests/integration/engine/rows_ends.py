@@ -1,8 +1,7 @@
-"""Engines that nobody destroys, and processes that end or are killed with an update in flight.
+"""Engines that nobody destroys, and processes that end with an update in flight.
 
 As a group of the worker its extent is what is done: ``left`` checks what engines leave behind,
-``ways`` ends a process in every way and writes the statuses, ``train`` goes on from the last
-checkpoint until it is killed or done, ``replay`` has stock repeat that.
+``ways`` ends a process in every way and writes the statuses.
 """
 
 import gc
@@ -16,7 +15,7 @@ import weakref
 from pathlib import Path
 
 import engines
-from engines import STRIDE, Case, Trial, differences
+from engines import STRIDE, Case, Trial
 from signals import interrupt, main_thread_callers, once_within
 
 NONE_PERSISTENT = Case(accumulation=1, zero={"stage3_param_persistence_threshold": 0})
@@ -30,7 +29,7 @@ WAYS_TO_END = (
 )
 
 
-def main(mode, out, folder):
+def main(mode, out):
     if mode == "ways":
         how = end_in_each_way(out)
         if how is not None:
@@ -38,11 +37,7 @@ def main(mode, out, folder):
             leave(how)
         return
     engines.prepare()
-    if mode == "train":
-        go_on(folder, STRIDE, int((folder / "steps").read_text()))
-    else:
-        report = left_behind() if mode == "left" else replay(folder)
-        out.write_text(json.dumps(report))
+    out.write_text(json.dumps(left_behind()))
     engines.leave()
 
 
@@ -138,56 +133,3 @@ def status_of(child):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hangs"
-
-
-# A run that is killed.
-
-
-def last_tag(folder):
-    """The last whole checkpoint.
-
-    DeepSpeed writes `latest` after everything else, but not in one piece: killed in between, it is
-    empty, and then the newest checkpoint is whole.
-    """
-    if not (folder / "latest").is_file():
-        return None
-    written = (folder / "latest").read_text().strip()
-    tags = [path.name for path in folder.glob("global_step*")]
-    return written or max(tags, key=lambda tag: int(tag.removeprefix("global_step")))
-
-
-def waits_at(folder):
-    """The step before which a run waits to be killed."""
-    path = folder / "wait at"
-    return int(path.read_text() or -1) if path.exists() else -1
-
-
-def go_on(folder, block, until):
-    """From the last checkpoint, or the beginning, to step ``until``; a checkpoint every step."""
-    with Trial(block) as trial:
-        engine, start = trial.open(), 0
-        if tag := last_tag(folder):
-            engine.load_checkpoint(folder, tag=tag)
-            start = engine.global_steps
-        with (folder / "starts").open("a") as file:
-            file.write(f"{start}\n")
-        for step in range(start, until):
-            while block is not None and step == waits_at(folder):
-                time.sleep(0.02)
-            trial.train(engine, steps=1, skip=step)
-            engine.save_checkpoint(folder)
-        trial.forget()
-    return trial
-
-
-def replay(folder):
-    """Stock, stopped and started where the killed run was; then both ends compared."""
-    steps = int((folder / "steps").read_text())
-    starts = [int(line) for line in (folder / "starts").read_text().split()]
-    stock_folder = folder / "stock"
-    stock_folder.mkdir()
-    for stop in [*starts[1:], steps]:
-        stock = go_on(stock_folder, None, stop)
-    with Trial(STRIDE) as ours:
-        ours.open().load_checkpoint(folder, tag=last_tag(folder))
-    return {"starts": starts, "different": differences(ours, stock)}

@@ -15,7 +15,15 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes_left, play, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
-from seams import Background, EmulatedDevice, StateHomes, gathers, own_stream_alone, read_state
+from seams import (
+    Background,
+    EmulatedDevice,
+    StateHomes,
+    gathers,
+    inside,
+    own_stream_alone,
+    read_state,
+)
 from signals import interrupt, names_of, once_within, when_within
 
 ROWS = Rows()
@@ -228,7 +236,7 @@ def interrupted_twice(folder):
         with released_when_waiting(trial, engine):
             said = answer(lambda: engine.save_checkpoint(folder, "poisoned"))
         assert "engine.step() was cut short by KeyboardInterrupt()" in said
-        assert engine.optimizer._done is None
+        assert inside(engine, "done") is None
         assert engine.load_checkpoint(folder)[0] is not None
         see_as_stock(trial, engine, STAGE_2, folder, "one", skip=1)
         trial.end(engine)
@@ -249,7 +257,7 @@ def loading_cut_short(folder, case):
         assert "loading a checkpoint was cut short by ZeroDivisionError" in said
         assert engine.load_checkpoint(folder, "good")[0] is not None
         states = engine.optimizer.state
-        at_home = [home["exp_avg"].data_ptr() for home in engine.optimizer._homes._moments]
+        at_home = [home["exp_avg"].data_ptr() for home in inside(engine, "homes")._moments]
         found = [states[master]["exp_avg"].data_ptr() for master in masters_of(engine)]
         assert found == at_home
         see_as_stock(trial, engine, case, folder, "good", skip=2)
@@ -333,9 +341,9 @@ def gradients_on_the_device(_folder, policy):
         engine = trial.open(STAGE_3)
         trial.train(engine, 3)
         if trial.block:
-            gradients = engine.optimizer._gradients
+            gradients = inside(engine, "gradients")
             kept = [*gradients._on_device, *gradients._copies]
-            assert len(kept) == len(engine.optimizer._schedule.slot_subgroups) > 0
+            assert len(kept) == len(inside(engine, "schedule").slot_subgroups) > 0
             # The CPU lane of the dynamic policy may step any of them.
             for subgroup in kept if policy != "dynamic" else ():
                 gradients.host_grads(subgroup).fill_(torch.nan)
@@ -350,7 +358,7 @@ def without_room(_folder):
     with spare, Trial(POLICIES["all-device"]) as trial:  # for some subgroups of 1,400 elements
         engine = trial.open(STAGE_3)
         trial.train(engine, 3)
-        assert 0 < len(engine.optimizer._gradients._on_device) < 7
+        assert 0 < len(inside(engine, "gradients")._on_device) < 7
 
 
 class Asynchronous:

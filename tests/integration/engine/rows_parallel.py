@@ -47,26 +47,11 @@ def refusal(stage, block):
     return answer(lambda: make_pipeline(stage, block))
 
 
-def losses_of_a_pipeline():
-    generator = torch.Generator().manual_seed(5)
-    batches = [
-        tuple(torch.randn(4, WIDTH, generator=generator).bfloat16() for _ in range(2))
-        for _ in range(2 * 3)
-    ]
-    engine, data = make_pipeline(1, None), iter(batches)
-    try:
-        return [engine.train_batch(data).item() for _ in range(3)]
-    finally:
-        engine.destroy()
-
-
 @ROWS.check("pipelines", 2)  # first: nothing is installed yet
 def pipelines(_folder):
-    """Without the block as before install(); with it refused as by stock, or by name."""
-    of_stock, losses = refusal(3, None), losses_of_a_pipeline()
+    """Refused as by stock, or by name."""
+    of_stock = refusal(3, None)
     seams.install()
-    assert losses_of_a_pipeline() == losses
-    assert len(set(losses)) > 1
     assert "ZeRO-3 are incompatible with pipeline" in of_stock
     assert refusal(3, STRIDE) == of_stock
     by_name = refusal(1, STRIDE)

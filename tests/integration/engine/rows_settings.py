@@ -66,19 +66,6 @@ def change_in_flight(trial):
         trial.let_go(engine)
 
 
-def change_one(trial, name):
-    """Change it for one group alone; the others keep what they had."""
-
-    def change_last(engine, step):
-        if step in (1, 3):
-            engine.optimizer.param_groups[step - 1][name] = CHANGES[name](step, 1)
-
-    trial.train(trial.open(GROUPS), steps=4, before=change_last)
-
-
-for name in CHANGES:
-    ROWS.compare(f"{name} of one group", name=name)(change_one)
-
 EXTREMES = (
     {"betas": (0.0, 0.0)},
     {"betas": (0.9999999, 0.9999999)},
@@ -111,20 +98,6 @@ def jumping_steps(trial):
             state["step"] = (0, 0, 10**6, 3, 2**31, 5)[micro_step] or state["step"]
 
     trial.train(trial.open(ONE_BATCH), steps=6, before=jump)
-
-
-@ROWS.compare("optimizer started again")
-def start_again(trial):
-    """Moments and count of steps set to zero by hand."""
-
-    def clear(engine, step):
-        if step == 2:
-            for state in engine.optimizer.state.values():
-                state["step"] = 0
-                state["exp_avg"].zero_()
-                state["exp_avg_sq"].zero_()
-
-    trial.train(trial.open(GROUPS), steps=4, before=clear)
 
 
 @ROWS.compare("clipping changed between steps", 1, 2)
@@ -178,18 +151,6 @@ ROWS.compare(
 for kind, params in (("WarmupLR", warmup), ("OneCycle", cycle)):
     of_config = net_case(config={"scheduler": {"type": kind, "params": params}})
     ROWS.compare(f"DeepSpeed's {kind}", case=of_config)(schedule)
-
-
-@ROWS.compare("a scheduler that the user steps")
-def own_scheduler(trial):
-    engine = trial.open(net_case())
-    scheduler = falling(engine.basic_optimizer)
-
-    def step_it(engine, micro_step):
-        if micro_step % 2:
-            scheduler.step()
-
-    trial.train(engine, steps=4, after=step_it)
 
 
 @ROWS.compare("torch's scheduler finds step() called")
@@ -354,16 +315,6 @@ def read_gradients(trial, case):
 
 
 ROWS.compare("safe_get_full_grad", 1, 2, case=net_case(zero={}))(read_gradients)
-
-
-@ROWS.compare("a gradient within a window is the last step's", 1, 2)
-def read_gradients_early(trial):
-    engine = trial.open(net_case(zero={}))
-    weight = engine.module.layers[1].weight
-    for _ in range(6):
-        trial.backward(engine)
-        trial.see("gradient", safe_get_full_grad(weight))
-        trial.step(engine)
 
 
 @ROWS.compare("engine.optimizer.state", 1, 2)

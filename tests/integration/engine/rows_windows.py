@@ -96,14 +96,6 @@ def dropped_and_skipped(trial):
     assert engine.skipped_steps == 2
 
 
-@ROWS.compare("frozen in the middle of a window")
-def frozen_mid_window(trial):
-    def freeze(engine, micro_step):
-        engine.module.layers[2].requires_grad_(micro_step not in (4, 5, 6))
-
-    trial.train(trial.open(THREE), steps=4, before=freeze)
-
-
 @ROWS.compare("unused in the last micro-batch, managed_gradient_accumulation false", 1, 2)
 def unmanaged(trial):
     """There stock keeps the gradient."""
@@ -124,19 +116,6 @@ def given_up(trial):
         for _ in range(6 - number):
             trial.micro_step(engine)
         engine.module.skipped = ALL
-
-
-@ROWS.compare("a window given up, managed_gradient_accumulation false")
-def given_up_unmanaged(trial):
-    engine = trial.open(UNMANAGED)
-    for skipped in (ALL, (1,), ALL, (0, 2)):
-        engine.module.skipped = ALL
-        trial.backward(engine)
-        engine.optimizer.zero_grad()
-        engine.module.skipped = skipped
-        trial.backward(engine)
-        trial.backward(engine)
-        engine.step()
 
 
 # Stock steps with the gradients of the micro-batch before a bad last one, or with older ones.
@@ -170,16 +149,6 @@ def train_through(trial, when):
         except ValueError:
             engine.optimizer.zero_grad()
     assert engine.global_steps >= 3
-
-
-@ROWS.compare("a loss that raises after a forward", 1, 2)
-def loss_raises(trial):
-    engine = trial.open(THREE)
-    for micro_step in range(12):
-        if micro_step in (4, 8):
-            trial.loss(engine)  # and is lost
-            continue
-        trial.micro_step(engine)
 
 
 def load_at(trial, folder, place, case, **options):

@@ -23,3 +23,8 @@ from deep_optimizer_states.state_reader import read_state
 
 check_device_adam = steppers.check_device_adam
 """As it is before a process puts one in its place that checks each type once."""
+
+
+def inside(engine, name):
+    """Return a private part of an engine's optimizer, such as its ``update`` or its ``lanes``."""
+    return getattr(engine.optimizer, f"_{name}")

@@ -19,7 +19,7 @@ def main():
     groups, extent, out, folder = sys.argv[1].split(","), sys.argv[2], *map(Path, sys.argv[3:])
     modules = {group: importlib.import_module(f"rows_{group}") for group in groups}
     if groups == ["ends"]:
-        modules["ends"].main(extent, out, folder)
+        modules["ends"].main(extent, out)
         return
     engines.prepare(installs=groups != ["parallel"])
     report = {"deepspeed": deepspeed.__version__}

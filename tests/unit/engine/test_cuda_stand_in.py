@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_memory import _REPLACED, stand_in
-from cuda_page_locks import Status
-from cuda_runtime import Event, Stream
+from cuda_runtime import Event, Status, Stream
 from late import late
 from signals import when_within
 

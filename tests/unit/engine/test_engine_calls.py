@@ -1,49 +1,11 @@
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-from deepspeed.utils.timer import ThroughputTimer
 
 from deep_optimizer_states.adapter.hooks import signals_held_back
-from deep_optimizer_states.adapter.own_stream import own_stream_alone, time_own_stream
-
-
-@pytest.fixture
-def waits(monkeypatch):
-    """What DeepSpeed waited for: the whole device, or one stream."""
-    found, accelerator = [], get_accelerator()
-    stream = SimpleNamespace(synchronize=lambda: found.append("stream"))
-    monkeypatch.setattr(accelerator, "synchronize", lambda *_args: found.append("device"))
-    monkeypatch.setattr(accelerator, "current_stream", lambda *_args: stream)
-    return found
-
-
-def run_timer(timer, steps=5):
-    for _ in range(steps):
-        timer.start()
-        timer.stop(global_step=True, report_speed=False)
-
-
-def test_the_throughput_timer_waits_for_the_callers_stream_alone(waits):
-    run_timer(ThroughputTimer(DeepSpeedThroughputTimerConfig(), batch_size=1))
-    assert waits.count("device") == 6, "DeepSpeed no longer synchronises: this code is needless"
-    waits.clear()
-    timer = ThroughputTimer(DeepSpeedThroughputTimerConfig(), batch_size=1)
-    time_own_stream(timer)
-    run_timer(timer)
-    assert waits == ["stream"] * 6
-    get_accelerator().synchronize()
-    assert waits[-1] == "device"
-
-
-def test_a_timer_that_the_user_set_stays_as_it_is(waits):
-    timer = ThroughputTimer(DeepSpeedThroughputTimerConfig(synchronized=True), batch_size=1)
-    time_own_stream(timer)
-    run_timer(timer)
-    assert set(waits) == {"device"}
+from deep_optimizer_states.adapter.own_stream import own_stream_alone
 
 
 def test_the_whole_device_is_waited_for_again_afterwards(monkeypatch):
@@ -57,22 +19,6 @@ def test_the_whole_device_is_waited_for_again_afterwards(monkeypatch):
     assert vars(accelerator) == before
 
 
-def interrupted(times, seen):
-    with signals_held_back():
-        for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
-            seen.append("the block")
-
-
-@pytest.mark.own_process
-def test_ctrl_c_comes_after_the_block():
-    seen = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(1, seen)
-    assert seen == ["the block"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 @pytest.mark.own_process
 def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
     seen = []
@@ -81,15 +27,6 @@ def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         seen.append("block")
     assert seen == ["block", "handler"]
-
-
-@pytest.mark.own_process
-def test_a_second_signal_is_let_through():
-    """Something hangs, and somebody insists."""
-    seen = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(2, seen)
-    assert seen == ["the block"]
 
 
 def test_other_threads_are_left_alone():

@@ -81,16 +81,11 @@ def test_a_virtual_machines_cpus_all_count(virtual_machine, monkeypatch):
     near = find_place(0, "0000:1a:00.0", virtual_machine)
     assert near.cores == ((4, 12), (5, 13), (6, 14), (7, 15))
     assert choose_cores(near, [near]) == LaneCores(8, (4, 5, 6, 7, 12, 13, 14, 15))
-    whole = find_place(0, None, virtual_machine)
-    assert choose_cores(whole, [whole]) == LaneCores(14, (*range(1, 8), *range(9, 16)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
-    assert find_place(0, None, virtual_machine).cores == ((5, 13), (14,))
-
-
-def test_ranks_of_a_virtual_machine_share_no_core(virtual_machine):
     places = [find_place(rank, None, virtual_machine) for rank in range(3)]
     shares = [choose_cores(place, places).cores for place in places]
     assert shares == [(0, 1, 8, 9), (2, 3, 4, 10, 11, 12), (5, 6, 7, 13, 14, 15)]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
+    assert find_place(0, None, virtual_machine).cores == ((5, 13), (14,))
 
 
 @pytest.mark.parametrize("text", ["", "Features\t: fp hypervisor\n", "model name: hypervisor\n"])
@@ -134,30 +129,34 @@ def test_ranks_share_the_cores_that_they_have_in_common(places, cores):
     assert chosen == [LaneCores(len(own), own) for own in cores]
 
 
-@pytest.mark.parametrize(("said", "threads"), [("1", 4), ("3", 3), ("3,1", 3), ("many", 4)])
-def test_a_launchers_one_thread_is_not_taken_for_a_wish(monkeypatch, said, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        # A launcher's one thread is not taken for a wish.
+        ({"OMP_NUM_THREADS": "1"}, LaneCores(4, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "3"}, LaneCores(3, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "3,1"}, LaneCores(3, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "many"}, LaneCores(4, (0, 1, 2, 3))),
+        # Binding can be left to others.
+        ({"OMP_PROC_BIND": "close"}, LaneCores(4, ())),
+    ],
+)
+def test_the_environment_is_heard(monkeypatch, said, chosen):
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
     place = Place("a", 0, singles(0, 1, 2, 3))
-    assert choose_cores(place, [place]).num_threads == threads
+    assert choose_cores(place, [place]) == chosen
 
 
 def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tmp_path):
     (tmp_path / "fs/cgroup").mkdir(parents=True)
-    quota = tmp_path / "fs/cgroup/cpu.max"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    quota.write_text("250000 100000\n")
-    assert usable_cores(tmp_path) == 3
-    quota.write_text("max 100000\n")
-    assert usable_cores(tmp_path) == 8
+    for quota, usable in (("250000 100000", 3), ("max 100000", 8)):
+        (tmp_path / "fs/cgroup/cpu.max").write_text(f"{quota}\n")
+        assert usable_cores(tmp_path) == usable
     monkeypatch.setattr(cores, "usable_cores", lambda: 3)
     ranks = [Place("a", rank, singles(*range(8))) for rank in range(2)]
     assert choose_cores(ranks[0], ranks) == LaneCores(1, (0, 1, 2, 3))
-
-
-def test_binding_can_be_left_to_others(monkeypatch):
-    place = Place("a", 0, singles(0, 1))
-    monkeypatch.setenv("OMP_PROC_BIND", "close")
-    assert choose_cores(place, [place]) == LaneCores(2, ())
 
 
 def test_threads_that_a_bound_thread_starts_stay_on_its_cores():

@@ -150,3 +150,12 @@ def test_a_forked_child_has_none_of_it_and_unmaps_none_of_its_own_memory_later()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_thread_that_touches_raises_is_raised(monkeypatch):
+    def fail(array, dtype):
+        return None
+
+    monkeypatch.setattr(host_pages.np, "frombuffer", fail)
+    with pytest.raises(TypeError):
+        take_pages(1, ANYWHERE)

@@ -38,29 +38,18 @@ def read(config):
     return DeepSpeedConfig(config)
 
 
-def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was():
+def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was(monkeypatch):
+    """Also while DeepSpeed is first imported, in a program that ``run`` started."""
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     def methods():
-        return DeepSpeedConfig._initialize_params, DeepSpeedEngine._configure_zero_optimizer
-
-    before = methods()
-    deep_optimizer_states.install()
-    once = methods()
-    deep_optimizer_states.install()
-    assert methods() == once
-    assert not set(once) & set(before)
-    deep_optimizer_states.uninstall()
-    assert methods() == before
-
-
-def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkeypatch):
-    """As in a program that installs the plugin itself and is started by ``run``."""
-    from deepspeed.runtime.engine import DeepSpeedEngine
+        names = ("_configure_zero_optimizer", "step", "load_checkpoint")
+        found = [getattr(DeepSpeedEngine, name) for name in names]
+        return [DeepSpeedConfig._initialize_params, *found]
 
     module = sys.modules[deep_optimizer_states.install.__module__]
-    before, check, nested = DeepSpeedEngine.step, module.check_deepspeed, []
+    before, check, nested = methods(), module.check_deepspeed, []
 
     def import_deepspeed_with_its_hook(*how):
         check(*how)
@@ -70,11 +59,12 @@ def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkey
 
     monkeypatch.setattr(module, "check_deepspeed", import_deepspeed_with_its_hook)
     deep_optimizer_states.install()
-    try:
-        assert DeepSpeedEngine.step.__wrapped__ is before
-    finally:
-        deep_optimizer_states.uninstall()
-    assert DeepSpeedEngine.step is before
+    once = methods()
+    deep_optimizer_states.install()
+    assert methods() == once
+    assert [method.__wrapped__ for method in once] == before
+    deep_optimizer_states.uninstall()
+    assert methods() == before
 
 
 def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed):
@@ -211,15 +201,13 @@ def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
         check_supported(config)
 
 
-def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_adam=True):
-    config = SimpleNamespace(
-        deep_optimizer_states=settings, zero_force_ds_cpu_optimizer=forces_cpu_adam
-    )
+def configure(optimizer, settings, original, module=None, stage=3, **config):
     engine = SimpleNamespace(
-        _config=config,
+        _config=SimpleNamespace(deep_optimizer_states=settings, **config),
         module=module,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
+        tput_timer=None,
     )
     return _configure_zero_optimizer(original, engine, optimizer)
 
@@ -240,11 +228,7 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     # As in a fresh process: the engine imports the subclass of stock's class when it runs.
     monkeypatch.delitem(sys.modules, f"{superoffload.__name__}.superoffload_stage3", raising=False)
     monkeypatch.delattr(superoffload, "superoffload_stage3", raising=False)
-    stock, settings, seen = (
-        stage3.DeepSpeedZeroOptimizer_Stage3,
-        Settings(enabled=True, stride=5),
-        [],
-    )
+    stock, settings, seen = stage3.DeepSpeedZeroOptimizer_Stage3, Settings(enabled=True), []
 
     def original(engine, optimizer):
         from deepspeed.runtime.superoffload.superoffload_stage3 import SuperOffloadOptimizer_Stage3
@@ -255,32 +239,27 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     with pytest.raises(RuntimeError, match="out of luck"):
         configure(cpu_adam(), settings, original)
     ours, subclass = seen
-    assert (ours.func.__name__, ours.keywords) == (
-        "InterleavedZeroOptimizer",
-        {"settings": settings, "is_managed": True},
-    )
+    assert ours.func.__name__ == "InterleavedZeroOptimizer"
+    assert ours.keywords == {"settings": settings, "is_managed": True}
     assert subclass.__mro__[1] is stock
     assert stage3.DeepSpeedZeroOptimizer_Stage3 is stock
 
 
-@pytest.mark.parametrize("is_given", [False, True])
-def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up(is_given):
+@pytest.mark.parametrize(("given", "numel"), [({}, 0), ({"sub_group_size": 77}, 77)])
+def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up(given, numel):
     from deepspeed.runtime import engine as module
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    stock, seen = module.DeepSpeedZeroOptimizer, []
-    settings, engine = Settings(enabled=True), SimpleNamespace(module=None)
-    zero = DeepSpeedZeroConfig(**({"sub_group_size": 77} if is_given else {}))
-    engine._config = SimpleNamespace(deep_optimizer_states=settings, zero_config=zero)
-    engine.zero_optimization_stage = lambda: 2
-    made = _configure_zero_optimizer(
-        lambda engine, optimizer: seen.append(module.DeepSpeedZeroOptimizer), engine, cpu_adam()
+    stock, settings = module.DeepSpeedZeroOptimizer, Settings(enabled=True)
+    ours = configure(
+        cpu_adam(),
+        settings,
+        lambda *_: module.DeepSpeedZeroOptimizer,
+        stage=2,
+        zero_config=DeepSpeedZeroConfig(**given),
     )
-    assert made is None
-    assert (seen[0].func.__name__, seen[0].keywords) == (
-        "InterleavedFlatOptimizer",
-        {"settings": settings, "subgroup_numel": 77 if is_given else 0},
-    )
+    assert ours.func.__name__ == "InterleavedFlatOptimizer"
+    assert ours.keywords == {"settings": settings, "subgroup_numel": numel}
     assert module.DeepSpeedZeroOptimizer is stock
 
 
@@ -313,19 +292,16 @@ class OwnAdam(DeepSpeedCPUAdam):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "forces", "words"),
     [
-        lambda: torch.optim.AdamW([torch.zeros(4)]),
-        lambda: cpu_adam(OwnAdam),
+        (lambda: torch.optim.AdamW([torch.zeros(4)]), True, "works on DeepSpeedCPUAdam; the optim"),
+        (lambda: cpu_adam(OwnAdam), True, "works on DeepSpeedCPUAdam; the optimizer is"),
+        (lambda: cpu_adam(OwnAdam), False, 'take "zero_force_ds_cpu_optimizer": false out'),
     ],
-    ids=["torch's", "a subclass"],
+    ids=["torch's", "a subclass", "one that the config keeps"],
 )
-def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make):
-    with pytest.raises(ConfigError, match="works on DeepSpeedCPUAdam; the optimizer is"):
-        configure(make(), Settings(enabled=True), lambda engine, optimizer: None)
-
-
-def test_a_config_that_keeps_the_users_adam_is_told_which_key_to_take_out():
-    adam = torch.optim.AdamW([torch.zeros(4)])
-    with pytest.raises(ConfigError, match='take "zero_force_ds_cpu_optimizer": false out'):
-        configure(adam, Settings(enabled=True), lambda *_: None, forces_cpu_adam=False)
+def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make, forces, words):
+    with pytest.raises(ConfigError, match=words):
+        configure(
+            make(), Settings(enabled=True), lambda *_: None, zero_force_ds_cpu_optimizer=forces
+        )

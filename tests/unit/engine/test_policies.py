@@ -84,14 +84,13 @@ def test_the_device_is_given_what_it_ends_during_a_step_of_the_cpu():
     assert kinds[8] == DEVICE_CHAIN
 
 
-def test_the_last_tiles_are_left_to_a_device_that_ends_them_before_the_cpu_would_one():
-    assert shares(Lanes(9.0).run(made(9.0), (1,) * 9))[1] == []
-    assert shares(Lanes(9.0).run(made(9.0), (1,) * 14))[1] != []
-
-
-def test_the_last_tiles_are_kept_from_a_slow_device():
-    assert shares(Lanes(0.1).run(made(0.1), (1,) * 19))[0] == []
-    assert shares(Lanes(0.1).run(made(0.1), (1,) * 25))[0] == [0]
+@pytest.mark.parametrize(
+    ("pace", "count", "lane", "has_some"),
+    [(9.0, 9, 1, False), (9.0, 14, 1, True), (0.1, 19, 0, False), (0.1, 25, 0, True)],
+)
+def test_the_last_tiles_go_to_who_ends_them_first(pace, count, lane, has_some):
+    """To a device that ends them before the CPU would one, and not to a slow device."""
+    assert bool(shares(Lanes(pace).run(made(pace), (1,) * count))[lane]) is has_some
 
 
 def test_tiny_tiles_are_the_cpus():

@@ -6,9 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from ptx import Program, PtxError
-from ptx_memory import Region
-from ptx_operations import OPERATIONS, fused_multiply_add
+from ptx import OPERATIONS, Program, PtxError, Region, fused_multiply_add
 
 F32 = (24, 128)
 """Bits of the significand, and the exponent of the first power of two that is too large."""
@@ -157,31 +155,6 @@ def run(body, numel=8, second=5, shared=64):
     return data
 
 
-def test_guarded_threads_alone_load_and_store():
-    body = """
-	ld.param.s32 %rd5, [kernel_param_1];
-	setp.lt.s64 %p1, %rd2, %rd5;
-	mov.b32 %r4, 0f40000000;
-	@%p1 ld.global.b32 { %r4 }, [ %rd4 + 0 ];
-	mul.rn.f32 %r5, %r4, %r4;
-	@%p1 st.global.b32 [ %rd4 + 0 ], { %r5 };
-	@!%p1 st.global.b32 [ %rd4 + 0 ], { %r4 };"""
-    assert run(body).tolist() == [0, 1, 4, 9, 16, 2, 2, 2]
-    assert run(body, second=2**32 - 1).tolist() == [2] * 8  # -1: a signed parameter
-
-
-def test_words_are_split_and_joined_lowest_bits_first():
-    body = """
-	ld.global.b32 %r4, [%rd4];
-	mov.b32 {%rs1, %rs2}, %r4;
-	mov.b32 %r5, {%rs2, %rs1};
-	mov.b64 %rd5, {%r5, %r4};
-	mov.b64 {%r6, %r7}, %rd5;
-	st.global.b32 [%rd4], %r6;"""
-    swapped = run(body).view(np.uint32)
-    assert swapped.tolist() == [bits >> 16 for bits in np.arange(8, dtype=np.float32).view("u4")]
-
-
 SHARED = """
 	ld.global.b32 %r4, [%rd4];
 	shl.b32 %r5, %r1, 2;
@@ -202,12 +175,6 @@ OTHER_BLOCK = """
 	shl.b64 %rd6, %rd5, 2;
 	add.s64 %rd7, %rd1, %rd6;
 	ld.global.b32 %r6, [%rd7];"""
-
-
-@pytest.mark.parametrize("space", ["shared", "shared::cta"])
-def test_shared_memory_is_a_blocks_own(space):
-    body = SHARED.replace("st.shared", f"st.{space}")
-    assert run(body).tolist() == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
 @pytest.mark.parametrize(

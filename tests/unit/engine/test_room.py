@@ -38,10 +38,15 @@ def test_a_gpu_is_not_asked_about_its_memory_for_every_parameter(monkeypatch, li
     assert room.may_look()
 
 
-def test_auto_takes_what_is_free_now():
-    room = Room(Memory(free=30), "auto", TILE)
+def test_auto_takes_what_is_free_now_and_is_short_when_the_margin_is_touched():
+    memory = Memory(free=30)
+    room = Room(memory, "auto", TILE)
     assert room.allows(1000, 30)
     assert not room.allows(0, 31)
+    memory.free = 0
+    assert not room.is_short
+    memory.free = -1
+    assert room.is_short
 
 
 def test_auto_leaves_what_a_layer_takes_between_two_looks(monkeypatch):
@@ -55,14 +60,6 @@ def test_auto_leaves_what_a_layer_takes_between_two_looks(monkeypatch):
     assert not room.allows(0, 71), "90 at most, and 60 at a look: 30 come in between"
 
 
-def test_auto_is_short_when_the_margin_is_touched():
-    memory = Memory(free=0)
-    room = Room(memory, "auto", TILE)
-    assert not room.is_short
-    memory.free = -1
-    assert room.is_short
-
-
 @pytest.mark.parametrize("limit", ["auto", 10**6])
 def test_after_running_out_no_more_is_taken_in_this_window(limit):
     room = Room(Memory(free=10**9), limit, TILE)
@@ -72,21 +69,14 @@ def test_after_running_out_no_more_is_taken_in_this_window(limit):
     assert room.allows(0, 1)
 
 
-def test_after_running_out_auto_takes_half_and_then_a_little_more_each_time():
+@pytest.mark.parametrize(
+    ("taken", "most"),
+    [(800, [400, 440]), (0, [0, TILE])],  # it comes back from nothing
+)
+def test_after_running_out_auto_takes_half_and_then_a_little_more_each_time(taken, most):
     room = Room(Memory(free=10**9), "auto", TILE)
-    room.was_short(800)
-    room.next_window()
-    assert room.allows(300, 100)
-    assert not room.allows(301, 100)
-    room.next_window()
-    assert room.allows(340, 100)
-    assert not room.allows(341, 100)
-
-
-def test_auto_comes_back_from_nothing():
-    room = Room(Memory(free=10**9), "auto", TILE)
-    room.was_short(0)
-    room.next_window()
-    assert not room.allows(0, TILE)
-    room.next_window()
-    assert room.allows(0, TILE)
+    room.was_short(taken)
+    for limit in most:
+        room.next_window()
+        assert room.allows(0, limit)
+        assert not room.allows(0, limit + 1)

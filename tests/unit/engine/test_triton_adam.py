@@ -2,12 +2,11 @@
 
 Launches go through :class:`TritonAdam`, so Triton chooses what it compiles as on a GPU. A result
 that is not a number need only be none on both sides: GPUs know one such pattern, CPUs keep the
-operand's. ``PTX_FULL=1`` runs every combination (a quarter of an hour).
+operand's.
 """
 
 import contextlib
 import itertools
-import os
 import re
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from deep_optimizer_states.adapter.steppers import Steppers  # noqa: E402
 from deep_optimizer_states.core.kernels import triton_adam  # noqa: E402
 from deep_optimizer_states.core.kernels.triton_adam import TritonAdam  # noqa: E402
 
-FULL = bool(os.environ.get("PTX_FULL"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FP32_STATE = (torch.float32, torch.float32)
 NARROW_STATES = [
@@ -143,52 +141,44 @@ class Case(NamedTuple):
         return "-".join(str(value).removeprefix("torch.") for value in self)
 
 
-def cases():
-    if FULL:
-        found = itertools.product(CAPABILITIES, DTYPES, DTYPES, DECAYS, (0, 1), (0, 1), NUMELS)
-        return [Case(*values) for values in found]
-    bf16 = (torch.bfloat16,)
-    dtypes = itertools.product(CAPABILITIES, DTYPES, DTYPES, ("decoupled",), (1,), (0,), (1023,))
-    sizes = itertools.product((90,), bf16, bf16, DECAYS, (0, 1), (0, 1), NUMELS)
-    return [Case(*values) for values in (*dtypes, *sizes)]
+def cases(*values):
+    return [Case(*found) for found in itertools.product(*values)]
 
 
-def narrow_cases():
-    """Cases of 16-bit state; the gradient has its type or has been summed wider."""
-    found = itertools.product(CAPABILITIES, NARROW_STATES, (True, False), (0, 1))
-    return [
-        Case(capability, torch.float32 if wide else state[0], state[0], "l2", 1, at, 1023, state)
-        for capability, state, wide, at in found
-    ]
+BF16 = (torch.bfloat16,)
+CASES = [
+    *cases(CAPABILITIES, DTYPES, DTYPES, ("decoupled",), (1,), (0,), (1023,)),
+    *cases((90,), BF16, BF16, DECAYS, (0, 1), (0, 1), NUMELS),
+]
+NARROW_CASES = [
+    # The gradient has the type of the state or has been summed wider.
+    Case(capability, torch.float32 if wide else state[0], state[0], "l2", 1, at, 1023, state)
+    for capability, state, wide, at in itertools.product(
+        CAPABILITIES, NARROW_STATES, (True, False), (0, 1)
+    )
+]
 
 
-@pytest.mark.parametrize("case", [*some(cases(), 5), *some(narrow_cases(), 5)], ids=str)
+@pytest.mark.parametrize("case", [*some(CASES, 5), *some(NARROW_CASES, 5)], ids=str)
 def test_compiled_code_has_the_bits_of_the_host_kernel(launch, case):
     launch(case.capability)
     generator = torch.Generator().manual_seed(case.numel)
     draw = normal(generator)
     device = tile(case.numel, case.grad, case.weights, case.offset, draw, case.state)
-    gradients = (torch.randn(case.numel, generator=generator) for _ in range(STEPS if FULL else 3))
+    gradients = (torch.randn(case.numel, generator=generator) for _ in range(3))
     start, modes = Tail(16, case.mode).start(case.numel), (case.mode, case.mode)
     assert updates_differ(device, modes, start, gradients, decay=case.decay) == []
 
 
-def hard_cases():
-    capabilities = CAPABILITIES if FULL else (90,)
-    found = itertools.product(capabilities, DTYPES, DTYPES, DECAYS, (1,), (0,), (3000,))
-    return [Case(*values) for values in found]
-
-
-def narrow_hard_cases():
-    found = itertools.product(NARROW_STATES, DTYPES, DECAYS)
-    return [
-        Case(90, torch.float32, weights, decay, 1, 0, 3000, state)
-        for state, weights, decay in found
-    ]
+HARD_CASES = cases((90,), DTYPES, DTYPES, DECAYS, (1,), (0,), (3000,))
+NARROW_HARD_CASES = [
+    Case(90, torch.float32, weights, decay, 1, 0, 3000, state)
+    for state, weights, decay in itertools.product(NARROW_STATES, DTYPES, DECAYS)
+]
 
 
 @pytest.mark.parametrize("eps", [1e-8, 0.0])
-@pytest.mark.parametrize("case", [*some(hard_cases(), 5), *some(narrow_hard_cases(), 2)], ids=str)
+@pytest.mark.parametrize("case", [*some(HARD_CASES, 5), *some(NARROW_HARD_CASES, 2)], ids=str)
 def test_zeros_subnormal_huge_and_infinite_numbers_too(launch, case, eps):
     launch(case.capability)
     generator = torch.Generator().manual_seed(1)
@@ -289,39 +279,41 @@ def test_aligned_tiles_are_loaded_and_stored_by_16_bytes(launch, capability):
     assert not narrow
 
 
-def test_updates_compile_nothing_that_the_self_check_has_not(launch):
-    launches = launch(90)
-    adam, device = TritonAdam(TAIL.mode), EmulatedDevice(ADAM)
-    device.adam, grad_dtypes = adam.step, (torch.bfloat16, torch.float32)
-    try:
-        for dtype in grad_dtypes:  # fp32: resident gradients of parameters that took no part
-            check_device_adam(device, ADAM, TAIL, True, (dtype, torch.bfloat16))
-        compiled = variants(launches)
-        for name in ("stride and ratio", "stride 2, tiles"):
-            run_iterations(device, SCHEDULES[name])
-    finally:
-        device.close()
-    for numel, dtype, decay in itertools.product((1, 16, 33), grad_dtypes, ("decoupled", "none")):
-        tensors = tile(numel, dtype, torch.bfloat16, 1, torch.zeros)
+@pytest.fixture
+def device():
+    device = EmulatedDevice(ADAM)
+    yield device
+    device.close()
+
+
+def step_tiles(adam, grad_dtypes, states):
+    cases = itertools.product((1, 16, 33), grad_dtypes, states, ("decoupled", "none"))
+    for numel, grad, state, decay in cases:
+        tensors = tile(numel, grad, torch.bfloat16, 1, torch.zeros, state)
         adam.step(tensors, scalars_at(1, decay), numel)
+
+
+def test_updates_compile_nothing_that_the_self_check_has_not(launch, device):
+    launches, adam = launch(90), TritonAdam(TAIL.mode)
+    device.adam, grad_dtypes = adam.step, (torch.bfloat16, torch.float32)
+    for dtype in grad_dtypes:  # fp32: resident gradients of parameters that took no part
+        check_device_adam(device, ADAM, TAIL, True, (dtype, torch.bfloat16))
+    compiled = variants(launches)
+    for name in ("stride and ratio", "stride 2, tiles"):
+        run_iterations(device, SCHEDULES[name])
+    step_tiles(adam, grad_dtypes, [FP32_STATE])
     assert len(compiled) == 8, "two kernels, two types, with weight decay and without"
     assert variants(launches) == compiled
 
 
-def test_updates_of_16_bit_state_compile_nothing_either(launch):
+def test_updates_of_16_bit_state_compile_nothing_either(launch, device):
     """Moments are fp32 until a checkpoint is loaded, and then as narrow as the master weights."""
-    launches, bf16 = launch(90), torch.bfloat16
-    adam, device = TritonAdam(TAIL.mode), EmulatedDevice(ADAM)
+    launches, adam, bf16 = launch(90), TritonAdam(TAIL.mode), torch.bfloat16
     device.adam = adam.step
     states = [(bf16, torch.float32), (bf16, bf16)]
-    try:
-        steppers = Steppers(TAIL, ADAM, device, None, pow_on_repeat=False, state_dtypes=states[0])
-        steppers.check(True, bf16, bf16)
-    finally:
-        device.close()
+    steppers = Steppers(TAIL, ADAM, device, None, pow_on_repeat=False, state_dtypes=states[0])
+    steppers.check(True, bf16, bf16)
     compiled = variants(launches)
-    for numel, state, decay in itertools.product((1, 16, 33), states, ("decoupled", "none")):
-        tensors = tile(numel, bf16, bf16, 1, torch.zeros, state)
-        adam.step(tensors, scalars_at(1, decay), numel)
+    step_tiles(adam, [bf16], states)
     assert len(compiled) == 8, "two kernels, two types of moments, with weight decay and without"
     assert variants(launches) == compiled

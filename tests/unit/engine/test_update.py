@@ -1,11 +1,9 @@
 import sys
 import threading
 from threading import Event
-from types import SimpleNamespace
 
 import pytest
 from engine_updates import ADAM, start_thread
-from signals import interrupt, when_within
 
 from deep_optimizer_states.core.device.base import Latch, Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
@@ -105,50 +103,6 @@ def test_waiting_is_bounded(device, background, monkeypatch):
     release.set()
     monkeypatch.undo()
     background.wait()
-
-
-@pytest.mark.own_process
-def test_an_update_is_in_flight_until_it_ends_however_often_a_wait_is_interrupted():
-    # The device's lanes, as a fixture makes them, are threads that a fork does not have.
-    background = Background(SimpleNamespace(enter_thread=lambda: None))
-    release, ended = threading.Event(), []
-
-    def run():
-        release.wait()
-        ended.append(True)
-
-    background.launch(Update(0), run)
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt), when_within("wait_for_end", interrupt):
-            background.wait()
-    with pytest.raises(AssertionError, match="in flight"):
-        background.launch(Update(0), run)
-    release.set()
-    background.wait()
-    assert ended == [True]
-    background.close()
-
-
-def test_a_change_that_is_cut_short_stays_a_failure_until_it_is_made_good(background):
-    with pytest.raises(ZeroDivisionError), background.changing("loading a checkpoint"):
-        1 / 0  # noqa: B018 - it is there to fail
-    for _ in range(2):
-        with pytest.raises(UpdateError, match=r"loading a checkpoint was cut short by ZeroDivis"):
-            background.wait()
-    with background.changing("loading a checkpoint"):
-        pass
-    assert background.has_failed
-    background.forget_failure()
-    background.wait()
-
-
-def test_nothing_is_saved_in_the_middle_of_a_step(background):
-    background.refuse_to_save()
-    with background.under_way("engine.step()"):
-        with pytest.raises(UpdateError, match=r"middle of engine\.step\(\)"):
-            background.refuse_to_save()
-        background.wait()
-    background.refuse_to_save()
 
 
 def test_a_wait_that_a_test_leaves_out_does_not_block():

@@ -64,6 +64,11 @@ class _StreamEvent:
         with _naming(where):
             self.cuda.record(stream)
 
+    def seconds_since(self, other: Stamp) -> float:
+        assert isinstance(other, _StreamEvent), other
+        with _naming(self._where):
+            return float(1e-3 * other.cuda.elapsed_time(self.cuda))
+
     def reached(self) -> bool:
         with _naming(self._where):
             return bool(self.cuda.query())
@@ -74,18 +79,6 @@ class _StreamEvent:
             if time.monotonic() > deadline:
                 raise _TimedOutError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
             time.sleep(_POLL_S)
-
-
-class _StreamStamp(_StreamEvent):
-    """A CUDA event that keeps its time."""
-
-    def __init__(self, stream: torch.cuda.Stream, where: str) -> None:
-        super().__init__(stream, where, keep_time=True)
-
-    def seconds_since(self, other: Stamp) -> float:
-        assert isinstance(other, _StreamStamp), other
-        with _naming(self._where):
-            return float(1e-3 * other.cuda.elapsed_time(self.cuda))
 
 
 class _StreamLane:
@@ -110,7 +103,7 @@ class _StreamLane:
             self._stream.wait_event(event.cuda)
 
     def stamp(self) -> Stamp:
-        return _StreamStamp(self._stream, self._where)
+        return _StreamEvent(self._stream, self._where, keep_time=True)
 
     def record(self) -> Event:
         return _StreamEvent(self._stream, self._where)

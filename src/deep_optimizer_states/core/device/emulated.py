@@ -23,7 +23,6 @@ from deep_optimizer_states.core.device.base import (
     WAIT_TIMEOUT_S,
     Device,
     Event,
-    Lane,
     Latch,
     Reached,
     Stamp,
@@ -177,11 +176,6 @@ class EmulatedDevice(Device):
         names = ("H2D", "GPU", "D2H", "weights", "grads")
         self._lanes = [_ThreadLane(name, self._faults) for name in names]
         self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
-
-    @property
-    @override
-    def lanes(self) -> tuple[Lane, ...]:
-        return tuple(self._lanes)
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:

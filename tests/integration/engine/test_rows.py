@@ -1,0 +1,51 @@
+"""Groups of rows that are checks: ordering rules, failures, refusals, checkpoints, backward.
+
+Pipelines and sequence parallelism, and compiled models, are rows like any other as well.
+"""
+
+import pytest
+import torch
+
+ON_CUDA = torch.cuda.is_available()
+EMULATED = pytest.mark.skipif(ON_CUDA, reason="breaks the emulated device, or its rules")
+TWO = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs or none")
+# Another compiler behind the same graphs takes minutes.
+OTHER_COMPILERS = pytest.mark.exhaustive
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Two ranks save here what one rank loads."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("group", "num_ranks", "extent"),
+    [
+        pytest.param("rules", 1, "few", marks=EMULATED),
+        pytest.param("rules", 2, "few", marks=EMULATED),
+        pytest.param("failures", 1, "few", marks=EMULATED),
+        pytest.param("failures", 2, "few", marks=EMULATED),
+        pytest.param("setup", 1, "few", marks=EMULATED),
+        ("backward", 1, "few"),
+        pytest.param("backward", 2, "few", marks=TWO),
+        pytest.param("checkpoints", 2, "few", marks=TWO),
+        pytest.param("checkpoints", 1, "few", marks=TWO),
+        pytest.param("parallel", 2, "all", marks=TWO),
+    ],
+)
+def test_every_row_holds(check_rows, checkpoints, group, num_ranks, extent):
+    check_rows(group, num_ranks, extent, CHECKPOINTS=str(checkpoints))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "engine.compile",
+        pytest.param("every layer", marks=OTHER_COMPILERS),
+        pytest.param("inductor", marks=OTHER_COMPILERS),
+    ],
+)
+def test_a_compiled_model_equals_stock_in_bits_and_graphs(check_rows, tmp_path, way):
+    check_rows("compiled", ROWS_ONLY=way, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
