@@ -9,8 +9,9 @@ from unittest import mock
 import deepspeed
 import torch
 from deepspeed.utils import set_z3_leaf_modules
-from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, play_late, same
+from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
 from rows import Rows
+from rows_failures import updates_end_when_waited_for
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
 from seams import EmulatedDevice, Kind, UpdatePhase, ahead, inside
 
@@ -565,10 +566,18 @@ def give_back(folder, refuses, steps):
 
 @ROWS.check("state is not sent ahead before the last update has brought it home")
 def late_flushes(_folder):
-    """Whose flush lasts into the next backward."""
+    """The update goes on until it is waited for, which the next backward does not do."""
+    engines, early, send_ahead = [], [], UpdatePhase.send_ahead
+
+    def watch(update, tile):
+        early.append(engines[0].optimizer.background.is_running and not update.is_begun)
+        send_ahead(update, tile)
 
     def act(trial):
-        trial.train(trial.open(CASE.changed(accumulation=1)), 8)
+        engines[:] = [trial.open(CASE.changed(accumulation=1))]
+        trial.train(engines[0], 8)
 
-    ours = play_late(act, {**AHEAD, "prefetch_memory_bytes": 10**9}, lane="D2H")
-    same(ours, play(act, None))
+    block = {**AHEAD, "prefetch_memory_bytes": 10**9}
+    with mock.patch.object(UpdatePhase, "send_ahead", watch), updates_end_when_waited_for():
+        same(play(act, block), play(act, None))
+    assert not any(early)

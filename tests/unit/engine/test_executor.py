@@ -299,16 +299,6 @@ def test_a_failure_names_lane_and_tile_and_nothing_is_written_after_it(failing):
         assert all((tensor == 7).all() for s in subgroups for tensor in vars(s).values())
 
 
-def test_an_update_waits_for_the_gradients_submitted_before_it(device):
-    release = threading.Event()
-    device.grads.submit("a gradient", lambda: release.wait(3600))
-    grads = make_executor(make_schedule(), device).caller_events()[1]
-    device.d2h.record().synchronize()
-    assert not grads.reached()
-    release.set()
-    grads.synchronize()
-
-
 def test_waits_are_bounded():
     device = EmulatedDevice(ADAM, Faults(timeout_s=0.2))
     release = threading.Event()

@@ -1,5 +1,4 @@
 import os
-import threading
 import warnings
 from types import SimpleNamespace
 
@@ -157,24 +156,6 @@ def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tm
     monkeypatch.setattr(cores, "usable_cores", lambda: 3)
     ranks = [Place("a", rank, singles(*range(8))) for rank in range(2)]
     assert choose_cores(ranks[0], ranks) == LaneCores(1, (0, 1, 2, 3))
-
-
-def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
-    core = min(os.sched_getaffinity(0))
-    seen = []
-
-    def work():
-        LaneCores(1, (core,)).bind_this_thread()
-        child = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
-        child.start()
-        child.join()
-
-    thread = threading.Thread(target=work)
-    before = os.sched_getaffinity(0)
-    thread.start()
-    thread.join()
-    assert seen == [{core}]
-    assert os.sched_getaffinity(0) == before
 
 
 def test_where_binding_is_forbidden_a_warning_says_so_once(monkeypatch):

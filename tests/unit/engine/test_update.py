@@ -6,7 +6,7 @@ import pytest
 from engine_updates import ADAM, start_thread
 
 from deep_optimizer_states.core.device.base import Latch, Wait
-from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.update import Background, Update
 from deep_optimizer_states.errors import UpdateError
 
@@ -103,12 +103,6 @@ def test_waiting_is_bounded(device, background, monkeypatch):
     release.set()
     monkeypatch.undo()
     background.wait()
-
-
-def test_a_wait_that_a_test_leaves_out_does_not_block():
-    device = EmulatedDevice(ADAM, Faults(without=frozenset({WHY})))
-    Update(1).wait([0], device, WHY)
-    device.close()
 
 
 def test_a_second_update_is_not_launched_beside_the_first(background):
