@@ -15,7 +15,6 @@ import os
 import sys
 import textwrap
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,34 +56,19 @@ _SAYS = {
 }
 
 
-@dataclass(frozen=True)
-class LostGradients:
-    """Releases whose own ZeRO-1 and ZeRO-2 offload loses gradients, so that equal bits are wrong.
+LAST_THAT_LOSES_GRADIENTS = "0.18.9"
 
-    Attributes:
-        first, last: Releases from and up to which it does.
-        why: What is lost, and where DeepSpeed says so.
+
+def loses_gradients(version: str) -> bool:
+    """Return whether stages 1 and 2 of this release lose gradients with the optimizer on the CPU.
+
+    From 0.15.2 on they drop those of all micro-batches of a window but one (DeepSpeed's pull
+    requests 7967 and 7981), so that equal bits would be wrong.
     """
+    from packaging.version import Version
 
-    first: str
-    last: str
-    why: str
-
-    def concerns(self, version: str) -> bool:
-        """Return whether a release loses gradients."""
-        from packaging.version import Version
-
-        release = Version(Version(version).public)
-        return Version(self.first) <= release <= Version(self.last)
-
-
-LOST_GRADIENTS = LostGradients(
-    "0.15.2",
-    "0.18.9",
-    "with the optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
-    "window but one (DeepSpeed's pull requests 7967 and 7981)",
-)
-"""Stages 1 and 2 are refused for it; stage 3 is not concerned."""
+    public = Version(Version(version).public)
+    return Version("0.15.2") <= public <= Version(LAST_THAT_LOSES_GRADIENTS)
 
 
 def check_deepspeed(allow_unverified: bool = False) -> None:

@@ -15,9 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.adapter.guard import (
-    LOST_GRADIENTS,
+    LAST_THAT_LOSES_GRADIENTS,
     check_deepspeed,
     installed_version,
+    loses_gradients,
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
@@ -266,11 +267,12 @@ def check_supported(config: Any) -> None:
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
-    if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
+    if zero.stage < 3 and loses_gradients(installed_version()):
         raise UnsupportedDeepSpeedError(
-            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "
-            f"{LOST_GRADIENTS.why}; install a release after {LOST_GRADIENTS.last}, or set the "
-            "stage to 3"
+            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: with the "
+            "optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
+            "window but one (DeepSpeed's pull requests 7967 and 7981); install a release after "
+            f"{LAST_THAT_LOSES_GRADIENTS}, or set the stage to 3"
         )
 
 

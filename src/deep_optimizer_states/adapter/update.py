@@ -358,6 +358,93 @@ class UpdatePhase:
         return adam_scalars(group, powers, grad_scale, bool(adam.adam_w_mode))
 
 
+class InterleavedOptimizer:
+    """What our optimizers of all ZeRO stages have in common, to stand before stock's class.
+
+    It owns the lanes and the thread of updates. Whoever looks at state, stock's own methods too,
+    sees the finished update.
+    """
+
+    optimizer: Any
+
+    def _open(
+        self, adam: DeepSpeedCPUAdam, settings: Settings, master_dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Start the lanes that repeat the bits of ``adam``; to be called before stock's part."""
+        self._settings = settings
+        self._is_closed = False
+        self._grad_scale = 1.0
+        self._change = contextlib.ExitStack()
+        self._steppers = Steppers.open(adam, master_dtype)
+        self._lanes = self._steppers.lanes
+        self.background = Background(self._lanes)
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close()
+            raise
+
+    def _make_update(
+        self, schedule: Schedule, homes: StateHomes, gradients: Gradients
+    ) -> UpdatePhase:
+        stock: Any = self
+        return UpdatePhase(
+            stock, self._settings, self._steppers, schedule, homes, gradients, self.background
+        )
+
+    def _begin_change(self) -> None:
+        """Note that what is cut short from here on, until the step is over, leaves wrong state."""
+        self._change.enter_context(self.background.changing("engine.step()"))
+
+    def _settle(self) -> None:
+        """Wait for the update, after which whoever asked may write state."""
+        self.background.wait()
+
+    @property
+    def state(self) -> Any:
+        """Moments by master weight."""
+        self._settle()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def _prepare_to_save(self) -> None:
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the lanes after the block, in which stock ends its part.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        update: UpdatePhase | None = self.__dict__.get("_update")
+        is_begun = update is not None and update.is_begun
+        is_known = self._is_closed or self.background.has_failed or is_begun
+        try:
+            with self.background.overlooking_failure():
+                yield
+            if not is_known:
+                self.background.check()
+        finally:
+            self._close()
+            self.__dict__.pop("_update", None)
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.background.close()
+            self._lanes.close()
+
+
 def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:
     """Do what others expect of ``DeepSpeedCPUAdam.step``, which is never called.
 
