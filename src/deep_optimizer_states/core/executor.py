@@ -106,6 +106,11 @@ class _Buffers:
 class Executor:
     """Runs a step's actions.
 
+    Attributes:
+        ahead: Tiles whose state was sent ahead and that no update has claimed.
+        claimed: Tiles whose state was sent ahead and that the update is still to step.
+        last_plan: What the last update did, in issue order.
+
     Args:
         schedule: The tiles for which it takes buffers.
         types: Of their tensors.
@@ -147,8 +152,8 @@ class Executor:
         self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
-        self._ahead: dict[int, _Buffers] = {}
-        self._claimed: dict[int, _Buffers] = {}
+        self.ahead: dict[int, _Buffers] = {}
+        self.claimed: dict[int, _Buffers] = {}
         self._came_ahead: list[int] = []
         self._unflushed: dict[int, Event | None] = {}
         self._split = RunTimeSplit()
@@ -167,32 +172,22 @@ class Executor:
         }
 
     @property
-    def ahead(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and that no update has claimed, as of now."""
-        return self._ahead.keys()
-
-    @property
-    def claimed(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and that the update is still to step, as of now."""
-        return self._claimed.keys()
-
-    @property
     def away(self) -> Collection[int]:
         """Tiles whose state was sent ahead and is not dropped or home again, as of now."""
         claimed = self._unflushed.copy().items()
-        return [*self._ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
+        return [*self.ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
 
     def claim(self, tiles: Iterable[int]) -> None:
         """Keep what was sent ahead of ``tiles`` for the update that is about to get them."""
         for tile in tiles:
-            if tile in self._ahead:
-                self._claimed[tile] = self._ahead.pop(tile)
+            if tile in self.ahead:
+                self.claimed[tile] = self.ahead.pop(tile)
                 self._unflushed[tile] = None
 
     @property
     def num_under_way_ahead(self) -> int:
         """Number of tiles on their way ahead."""
-        return sum(not own.filled.reached() for own in self._ahead.values() if own.filled)
+        return sum(not own.filled.reached() for own in self.ahead.values() if own.filled)
 
     @property
     def element_bytes(self) -> int:
@@ -220,11 +215,11 @@ class Executor:
         lane.wait(self._device.record_caller(), Wait.MEMORY_IDLE)
         lane.submit(f"state of {name} ahead", lambda: copy_all(targets, state), uses=own.tensors)
         own.filled = lane.record()
-        self._ahead[tile] = own
+        self.ahead[tile] = own
 
     def drop_ahead(self) -> None:
         """Give memory of state sent ahead back, but for what an update has claimed."""
-        self._ahead.clear()
+        self.ahead.clear()
 
     def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
         """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
@@ -255,8 +250,8 @@ class Executor:
     def reset(self) -> None:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
         self._held.clear()
-        self._ahead.clear()
-        self._claimed.clear()
+        self.ahead.clear()
+        self.claimed.clear()
         self._unflushed.clear()
         for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
@@ -322,7 +317,7 @@ class Executor:
             raise
         self._device.synchronize()
         self._unflushed.clear()
-        self._claimed.clear()  # of tiles that had to be stepped where their state lives
+        self.claimed.clear()  # of tiles that had to be stepped where their state lives
         sent = [Action(tile, Kind.AHEAD) for tile in self._came_ahead]
         self.last_plan = Plan(len(work), (*sent, *done), len(sent) + before_norm)
         if self._is_sharing:
@@ -338,7 +333,7 @@ class Executor:
         self._split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: Work) -> None:
-        own, lane = self._claimed.pop(tile, None), self._device.h2d
+        own, lane = self.claimed.pop(tile, None), self._device.h2d
         if own is not None:
             self._held[tile] = own
             self._came_ahead.append(tile)
