@@ -14,7 +14,7 @@ import pytest
 import torch
 from cuda_memory import stand_in
 from engine_iterations import run_iterations
-from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule
+from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule, start_thread
 from late import late
 
 from deep_optimizer_states.core.device.base import Wait
@@ -161,12 +161,6 @@ def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runt
     assert one_on_the_device() == 1.0
 
 
-def on_a_thread(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 def test_a_refusal_on_another_thread_is_taken_back_there(runtime, device):
     runtime.page_locks.limit_bytes, found = 0, []
 
@@ -175,7 +169,7 @@ def test_a_refusal_on_another_thread_is_taken_back_there(runtime, device):
             device.empty_host(1, torch.float32)
         found.append(one_on_the_device())
 
-    on_a_thread(work)
+    start_thread(work)()
     assert [*found, one_on_the_device()] == [1.0, 1.0]
 
 
@@ -242,6 +236,6 @@ def test_a_thread_that_enters_works_on_the_devices_own_gpu(runtime):
         seen.append(torch.cuda.current_device())
         seen.append(torch.zeros(1, device="cuda").device.index)
 
-    on_a_thread(work)
+    start_thread(work)()
     assert seen == [0, 1, 1]
     device.close()

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from engine_updates import (
-    ADAM,
     SCHEDULES,
     first_scalars,
     make_executor,
@@ -15,16 +14,7 @@ from engine_updates import (
     run_once,
 )
 
-from deep_optimizer_states.core.device.emulated import EmulatedDevice
-
 UPDATES = 500
-
-
-@pytest.fixture
-def device():
-    device = EmulatedDevice(ADAM)
-    yield device
-    device.close()
 
 
 def things_held(executor):

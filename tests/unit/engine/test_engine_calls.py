@@ -1,8 +1,8 @@
 import signal
-import threading
 
 import pytest
 from deepspeed.accelerator import get_accelerator
+from engine_updates import start_thread
 
 from deep_optimizer_states.adapter.hooks import signals_held_back
 from deep_optimizer_states.adapter.own_stream import own_stream_alone
@@ -36,7 +36,5 @@ def test_other_threads_are_left_alone():
         with signals_held_back():
             seen.append(signal.getsignal(signal.SIGINT))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    start_thread(run)()
     assert seen == [signal.getsignal(signal.SIGINT)]

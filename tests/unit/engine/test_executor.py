@@ -209,13 +209,6 @@ def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone(clo
         updates.device.close()
 
 
-@pytest.fixture
-def device():
-    device = EmulatedDevice(ADAM)
-    yield device
-    device.close()
-
-
 def subgroups_with_gradients():
     subgroups = make_subgroups()
     for subgroup in subgroups:

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from engine_updates import TAIL, first_scalars
+from engine_updates import TAIL, first_scalars, start_thread
 
 from deep_optimizer_states.core.kernels import host
 from deep_optimizer_states.core.kernels.adam import AdamTensors
@@ -105,9 +104,7 @@ def test_a_small_tile_forms_no_team_and_a_large_one_does(monkeypatch):
         adam.step(large, scalars, numel, num_threads=4)
         new.append(len(threads() - before))
 
-    caller = threading.Thread(target=run)
-    caller.start()
-    caller.join()
+    start_thread(run)()
     assert new == [0, 3]
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.verify import check_device_adam
@@ -277,13 +276,6 @@ def test_aligned_tiles_are_loaded_and_stored_by_16_bytes(launch, capability):
     )
     assert wide
     assert not narrow
-
-
-@pytest.fixture
-def device():
-    device = EmulatedDevice(ADAM)
-    yield device
-    device.close()
 
 
 def step_tiles(adam, grad_dtypes, states):

@@ -3,10 +3,9 @@ import threading
 from threading import Event
 
 import pytest
-from engine_updates import ADAM, start_thread
+from engine_updates import start_thread
 
 from deep_optimizer_states.core.device.base import Latch, Wait
-from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.update import Background, Update
 from deep_optimizer_states.errors import UpdateError
 
@@ -19,13 +18,6 @@ class Reached:
 
     def synchronize(self):
         return
-
-
-@pytest.fixture
-def device():
-    device = EmulatedDevice(ADAM)
-    yield device
-    device.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import pytest
 import torch
 from engine_updates import ADAM, TAIL, first_scalars
 
-from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.executor import Work
 from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
@@ -93,13 +92,6 @@ def test_the_first_two_and_one_in_so_many_are_due(every, due):
 
 
 # The check of a device before training.
-
-
-@pytest.fixture
-def device():
-    device = EmulatedDevice(ADAM)
-    yield device
-    device.close()
 
 
 def check(device, decoupled=True, dtypes=BF16, state=F32):
