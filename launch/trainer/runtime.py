@@ -177,9 +177,6 @@ def plugin_installed(run: RunFile) -> Iterator[None]:
             f"ds_config.json enables deep_optimizer_states, which cannot be imported ({error}); "
             "run 'make setup'"
         ) from None
-    block = run.ds_config["deep_optimizer_states"]
-    if block.get("timeline"):  # a relative folder is one of the run's own
-        block["timeline"] = str(run.run_dir / block["timeline"])
     try:
         plugin.install()
         yield

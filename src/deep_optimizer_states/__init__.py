@@ -6,6 +6,7 @@ Call :func:`install` once before ``deepspeed.initialize``; a DeepSpeed config th
 
 from typing import TYPE_CHECKING
 
+from deep_optimizer_states.adapter.hooks import install, uninstall
 from deep_optimizer_states.errors import (
     ConfigError,
     DeepOptimizerStatesError,
@@ -15,7 +16,6 @@ from deep_optimizer_states.errors import (
     UnsupportedDeepSpeedError,
     UpdateError,
 )
-from deep_optimizer_states.install import install, uninstall
 
 if TYPE_CHECKING:
     from deep_optimizer_states.config import Settings

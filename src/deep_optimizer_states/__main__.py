@@ -15,7 +15,6 @@ usage: python -m deep_optimizer_states COMMAND [-h]
   plan        predict time and memory of a run, and the best policy
   calibrate   measure this machine's rates into a profile for `plan --machine`
   run         run a command with the plugin installed in every process that uses DeepSpeed
-  timeline    make a trace for Perfetto of what every lane did and when
   --version   print the version of this package
 """
 
@@ -23,7 +22,6 @@ COMMANDS = {
     "plan": "deep_optimizer_states.predict.cli",
     "calibrate": "deep_optimizer_states.calibrate.cli",
     "run": "deep_optimizer_states.run",
-    "timeline": "deep_optimizer_states.core.timeline",
 }
 """Command -> the module whose ``main`` it is."""
 

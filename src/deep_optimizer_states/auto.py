@@ -42,7 +42,7 @@ def settle_policy(
         why = "policy auto: all-host; there is no GPU to share the update with"
         return settings.model_copy(update={"policy": "all-host"}), why
     if settings.works_in_backward:
-        why = "policy auto: dynamic, which compares iterations with and without work in backward"
+        why = "policy auto: dynamic; work in backward is not predicted"
         return settings.model_copy(update={"policy": "dynamic"}), why
     if not settings.machine:
         why = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,18 @@ def explain(
     return "; ".join(_sentence(item, known, prefix, quote) for item in error.errors())
 
 
+def did_you_mean(
+    word: object, known: Iterable[object], cutoff: float = 0.3, quote: str = "'"
+) -> str:
+    """Return a question that names the known word nearest to ``word``; empty if none is near."""
+    near = get_close_matches(str(word), [str(each) for each in known], n=1, cutoff=cutoff)
+    return f"did you mean {quote}{near[0]}{quote}? " if near else ""
+
+
 def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str:  # noqa: ANN401
     key = prefix + ".".join(str(part) for part in item["loc"])
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        near = get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.3)
-        hint = f"did you mean {quote}{near[0]}{quote}? " if near else ""
+        hint = did_you_mean(item["loc"][-1], known, quote=quote)
         return f"unknown key {quote}{key}{quote}: {hint}known: {', '.join(known)}"
     if item["type"] == "missing":
         return f"{key} is missing"

@@ -56,12 +56,6 @@ class Settings(BaseModel):
     tiles. No result depends on it."""
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
-    host_threads: int = Field(default=0, ge=0)
-    """Threads that update on the CPU; 0: one for each physical core (on a virtual machine: each
-    CPU) of this rank's share of those next to its GPU, or ``OMP_NUM_THREADS`` where that is above
-    1. No result depends on it."""
-    bind_cores: bool = True
-    """Keep those threads on that share of the cores."""
     keep_grads_on_device: bool = True
     """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
     subgroups that it updates, 2 bytes a parameter. No result depends on it."""
@@ -79,9 +73,6 @@ class Settings(BaseModel):
     verify_every: int = Field(default=1000, ge=0)
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""
-    timeline: str = ""
-    """Folder for what every lane did and when (:mod:`deep_optimizer_states.core.timeline`), or none
-    if empty."""
 
     @property
     def works_in_backward(self) -> bool:

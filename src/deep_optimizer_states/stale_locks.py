@@ -1,11 +1,11 @@
-"""Locks of compiled ops that a killed build left behind: found, taken away, and said.
+"""Find, remove and report the locks of compiled ops that a killed build left behind.
 
 While a process builds or loads an op, torch keeps an empty file ``lock`` open in the op's folder.
 Whoever finds this file waits for its end, silently and without a limit. A build that is killed
 leaves the file, and nothing in it says whose it was. So the lock is held if a process has it open
 or ninja runs in its folder, which outlives the process that started it, and left over if not.
-Processes of other machines, containers and users cannot always be looked into; their locks count as
-left over only when nothing in the folder has changed for longer than an op takes to build.
+Processes of other machines and users cannot be looked into: a lock that may be theirs is reported
+and stays.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 LOOK_S = 10.0
 """Seconds between two calls of :func:`clear_stale_locks` while something may wait."""
 PAUSE_S = 1.0
 """Seconds between its two looks at a lock. torch closes the file just before it removes it, so that
 a lock which nobody has open at one moment may be about to go."""
-LONGEST_BUILD_S = 3600.0
-"""Age of the newest file in an op's folder above which nobody builds there any more."""
 _OWN_MACHINE = {
     *("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "fuse.fuse-overlayfs", "jfs"),
     *("overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"),
 }
 """File systems that no other machine writes to."""
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""Linux's name of the namespace from which all processes of the machine are seen."""
 
 _Inode = tuple[int, int]
 
@@ -89,7 +86,12 @@ def clear_stale_locks(root: Path) -> list[str]:
     """
     if not _locks(root):
         return []
-    with _turn(root):
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        # One process at a time judges locks, or a second one might remove what a builder makes in
+        # place of what the first one removed. Some file systems know no such turns.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         before, _ = _look(root)
         time.sleep(PAUSE_S)
         now, sees_all = _look(root)
@@ -98,6 +100,8 @@ def clear_stale_locks(root: Path) -> list[str]:
             for lock, holder in now.items()
             if lock in before
         ]
+    finally:
+        os.close(descriptor)
     return [line for line in lines if line]
 
 
@@ -108,13 +112,12 @@ def _settle(lock: _Lock, holder: int | None, unseen: str) -> str:
         return ""  # this process builds the op itself and waits for nobody
     if holder is not None:
         return f"{lock.path}: process {holder} is building {op}, and what needs it waits for that"
+    if unseen:
+        return (
+            f"{lock.path}: {op} is locked, and what needs it waits. No process that can be seen "
+            f"holds the lock, but {unseen}. If nobody builds {op}, remove this file"
+        )
     try:
-        changed_s = max(file.stat().st_mtime for file in lock.path.parent.iterdir())
-        if unseen and time.time() - changed_s <= LONGEST_BUILD_S:
-            return (
-                f"{lock.path}: {op} is locked, and what needs it waits. No process that can be "
-                f"seen holds the lock, but {unseen}. If nobody builds {op}, remove this file"
-            )
         lock.path.unlink()
     except FileNotFoundError:
         return ""
@@ -174,42 +177,12 @@ def _holder(lock: _Lock, holders: dict[_Inode, int]) -> int | None:
 
 def _unseen(lock: _Lock, sees_all: bool) -> str:
     """Say who may hold a lock without being seen; empty if nobody can."""
-    if lock.user != os.geteuid() and not (os.geteuid() == 0 and sees_all):
+    if lock.user != os.geteuid() and not sees_all:
         return "it is another user's, whose processes cannot be looked into"
-    place, kind = _mount_of(lock.path)
-    if kind not in _OWN_MACHINE:
-        return f"other machines may write to its file system ({kind})"
-    if place != Path("/") and _pid_namespace() != _FIRST_PID_NAMESPACE:
-        return f"other containers may have {place} too"
-    return ""
+    kind = _file_system_of(lock.path)
+    return "" if kind in _OWN_MACHINE else f"other machines may write to its file system ({kind})"
 
 
-def _pid_namespace() -> str:
-    return str(Path("/proc/self/ns/pid").readlink())
-
-
-def _mount_of(path: Path) -> tuple[Path, str]:
-    """Return where the file system of a path is mounted, and its type."""
-    found = Path("/"), "unknown"
-    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
-        head, _, tail = line.partition(" - ")
-        # A blank is written as \040.
-        place = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), head.split()[4]))
-        if path.is_relative_to(place) and len(place.parts) >= len(found[0].parts):
-            found = place, tail.split()[0]
-    return found
-
-
-@contextlib.contextmanager
-def _turn(root: Path) -> Iterator[None]:
-    """Let one process at a time judge a folder's locks.
-
-    Otherwise two might judge the same one, and the second remove what a builder made in its place.
-    """
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without such locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _file_system_of(path: Path) -> str:
+    mounted = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
+    return next((mounted[place] for place in (path, *path.parents) if place in mounted), "unknown")

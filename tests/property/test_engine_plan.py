@@ -53,7 +53,6 @@ def make_plan(schedule, data, host_subgroups):
 def test_every_tile_is_stepped_once_in_memory_that_is_large_enough(case, data, forced):
     _, _, schedule = case
     plan = make_plan(schedule, data, frozenset(forced))
-    assert Plan.parse(str(plan)) == plan
     stepped = sorted(plan.device_tiles + plan.host_tiles + plan.resident_tiles)
     assert stepped == list(range(len(schedule.tiles)))
     assert set(plan.resident_tiles) == schedule.resident_tiles

@@ -5,7 +5,6 @@ import dataclasses
 from hypothesis import assume, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.core.plan import Plan
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
@@ -77,7 +76,6 @@ def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_i
     workload, machine, policy
 ):
     run = simulate_update(dataclasses.replace(workload, policy=policy), machine)
-    assert Plan.parse(str(run.plan)) == run.plan
     assert set(run.ready_s) == set(range(run.plan.num_tiles))
     end = max(job.end_s for job in run.jobs)
     assert all(busy_s(run, lane) <= end * (1 + 1e-9) for lane in LANES)

@@ -59,7 +59,6 @@ HELP = {
             "deep_optimizer_states plan",
             "deep_optimizer_states calibrate",
             "deep_optimizer_states run",
-            "deep_optimizer_states timeline",
             "optimus_cc",
             "optimus_cc predict",
         )

@@ -57,7 +57,7 @@ def place(device, schedule, subgroups):
     return placed
 
 
-def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False, ahead=0):
+def run_iterations(device, schedule, steps=2, keeps_grads=False, ahead=0):
     """What forward and backward read, and every tensor at the end, in one.
 
     Each update runs on a thread of its own while the next forward and backward begin. With
@@ -65,7 +65,7 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False, 
     the first ``ahead`` tiles is sent there while the last micro-step runs.
     """
     placed, background = place(device, schedule, make_subgroups()), Background(device)
-    executor = make_executor(schedule, device, timeline)
+    executor = make_executor(schedule, device)
     powers, generator = BetaPowers(GROUP["betas"]), torch.Generator().manual_seed(9)
     noise = [torch.randn(tensors.numel, generator=generator) for tensors in placed]
     noise = [device.empty_device(n.numel(), n.dtype).copy_(n) for n in noise]

@@ -41,9 +41,8 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
     return Schedule.make(numels, policy, stride, ratio, tile_numel)
 
 
-def make_executor(schedule, device, timeline=None, host_adam=ADAM):
-    types = Types(torch.bfloat16, torch.bfloat16)
-    return Executor(schedule, types, device, host_adam, 2, timeline)
+def make_executor(schedule, device, host_adam=ADAM):
+    return Executor(schedule, Types(torch.bfloat16, torch.bfloat16), device, host_adam, 2)
 
 
 def make_work(schedule, subgroups, scalars, device_grads=None):

@@ -17,7 +17,7 @@ from unittest import mock
 from deep_optimizer_states.core import update as gate
 from deep_optimizer_states.core.device import cuda, emulated
 from deep_optimizer_states.core.device.base import Latch
-from deep_optimizer_states.core.timeline import WAIT
+from deep_optimizer_states.core.device.emulated import WAIT
 
 
 class World:

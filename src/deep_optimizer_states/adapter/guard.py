@@ -1,10 +1,9 @@
 """Refuse a DeepSpeed whose internals differ from those this package was checked against.
 
 A version number says little: a patch release may rewrite a method we override. So the source of
-every such method is hashed. A ZeRO stage is refused when code that it relies on differs, and the
-methods are named; a stage whose code is known is taken. Hashes are data: those of the newest
-release in ``deepspeed_methods.toml``, by the stages that rely on a class, and what older releases
-have otherwise in ``deepspeed_releases.toml``.
+every such method is hashed, and a DeepSpeed in which one differs is refused by the names of the
+methods. Hashes are data: those of the newest release in ``deepspeed_methods.toml``, by the stages
+that rely on a class, and what older releases have otherwise in ``deepspeed_releases.toml``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import sys
 import textwrap
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,13 @@ def _table(name: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="ascii"))
 
 
-_ADAPTERS = {"stages 1 and 2": (1, 2), "stage 3": (3,)}
-"""One adapter serves these stages, which are taken or refused together."""
-
 NEWEST = "0.19.8"
 """The newest DeepSpeed release that this package was checked against."""
 
-_WATCHED: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_methods.toml")
-
-STAGES: dict[str, tuple[int, ...]] = {
-    path: _ADAPTERS.get(part, (1, 2, 3)) for part, classes in _WATCHED.items() for path in classes
-}
-"""Class -> the ZeRO stages at which this package relies on it."""
-
 FINGERPRINTS: dict[str, dict[str, str]] = {
-    path: methods for classes in _WATCHED.values() for path, methods in classes.items()
+    path: methods
+    for classes in _table("deepspeed_methods.toml").values()
+    for path, methods in classes.items()
 }
 """Class -> method -> first 12 hex digits of the sha256 of its source in ``NEWEST``."""
 
@@ -66,38 +56,23 @@ _SAYS = {
 }
 
 
-@dataclass(frozen=True)
-class LostGradients:
-    """Releases whose own ZeRO-1 and ZeRO-2 offload loses gradients, so that equal bits are wrong.
+LAST_THAT_LOSES_GRADIENTS = "0.18.9"
 
-    Attributes:
-        first, last: Releases from and up to which it does.
-        why: What is lost, and where DeepSpeed says so.
+
+def loses_gradients(version: str) -> bool:
+    """Return whether stages 1 and 2 of this release lose gradients with the optimizer on the CPU.
+
+    From 0.15.2 on they drop those of all micro-batches of a window but one (DeepSpeed's pull
+    requests 7967 and 7981), so that equal bits would be wrong.
     """
+    from packaging.version import Version
 
-    first: str
-    last: str
-    why: str
-
-    def concerns(self, version: str) -> bool:
-        """Return whether a release loses gradients."""
-        from packaging.version import Version
-
-        release = Version(Version(version).public)
-        return Version(self.first) <= release <= Version(self.last)
+    public = Version(Version(version).public)
+    return Version("0.15.2") <= public <= Version(LAST_THAT_LOSES_GRADIENTS)
 
 
-LOST_GRADIENTS = LostGradients(
-    "0.15.2",
-    "0.18.9",
-    "with the optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
-    "window but one (DeepSpeed's pull requests 7967 and 7981)",
-)
-"""Stages 1 and 2 are refused for it; stage 3 is not concerned."""
-
-
-def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
-    """See at which ZeRO stages the installed DeepSpeed is one of which equal bits can be promised.
+def check_deepspeed(allow_unverified: bool = False) -> None:
+    """Refuse a DeepSpeed of which equal bits cannot be promised.
 
     A release that was checked must be as it was released, and a newer one must have the methods of
     the newest that was checked. An older one is refused.
@@ -105,12 +80,9 @@ def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
     Args:
         allow_unverified: Warn instead of refusing.
 
-    Returns:
-        Why a stage is refused, and what to do, by stage; a stage that is not in it is taken.
-
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing, or equal bits can be promised at no stage;
-            names the methods that differ, by stage.
+        UnsupportedDeepSpeedError: DeepSpeed is missing or is not such a release; names the methods
+            that differ.
         ConfigError: ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED`` is neither 0 nor 1.
     """
     allow_unverified = _is_allowed_by_environment() or allow_unverified
@@ -120,34 +92,12 @@ def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
     if not changed and how != "older":
         if how == "newer":
             _say(f"DeepSpeed {installed} has the methods of {checked}, the newest that was checked")
-        return {}
+        return
     says = f"DeepSpeed {installed} {_SAYS[how].format(checked)}"
-    differing = {
-        part: [name for name, path in changed.items() if set(stages) <= set(STAGES[path])]
-        for part, stages in _ADAPTERS.items()
-    }
-    refused = {part: names for part, names in differing.items() if names or how == "older"}
-    verb = "used all the same, BITS MAY NOT BE STOCK'S" if allow_unverified else "refused"
-    lines = [says + (", and allow_unverified is set:" if allow_unverified else ":")]
-    for part, names in differing.items():
-        what = f"{'is' if part == 'stage 3' else 'are'} {verb if part in refused else 'taken'}"
-        code = f"other code in {', '.join(names)}" if names else f"nothing differs from {checked}"
-        lines.append(f"  ZeRO {part} {what}: {code}")
-    if not allow_unverified and len(refused) == len(_ADAPTERS):
-        raise UnsupportedDeepSpeedError("\n".join([*lines, _WAY_OUT]))
-    _say("\n".join(lines))
-    if allow_unverified:
-        return {}
-    left = [
-        str(stage) for part, stages in _ADAPTERS.items() if part not in refused for stage in stages
-    ]
-    return {
-        stage: f"DeepSpeed {installed} at zero_optimization.stage = {stage}: it "
-        f"{_SAYS[how].format(checked)}, with other code in {', '.join(names)}; set the stage to "
-        f"{' or '.join(left)}, {_WAY_OUT}"
-        for part, names in refused.items()
-        for stage in _ADAPTERS[part]
-    }
+    code = f"other code in {', '.join(changed)}" if changed else "no method differs from it"
+    if not allow_unverified:
+        raise UnsupportedDeepSpeedError(f"{says}: {code}; {_WAY_OUT}")
+    _say(f"{says}: {code}. With allow_unverified it is used all the same: BITS MAY NOT BE STOCK'S")
 
 
 def installed_version() -> str:
@@ -194,17 +144,14 @@ def _say(text: str) -> None:
         logger.warning(f"deep_optimizer_states: {text}")
 
 
-def changed_methods(version: str) -> dict[str, str]:
-    """Return methods of the installed DeepSpeed that are not those of a checked release.
-
-    They are given as ``class.method`` -> the class's path.
-    """
-    return {
-        f"{path.partition(':')[2]}.{method}": path
+def changed_methods(version: str) -> list[str]:
+    """Return methods of the installed DeepSpeed that are not those of a checked release."""
+    return [
+        f"{path.partition(':')[2]}.{method}"
         for path, methods in fingerprints_of(version).items()
         for method, expected in methods.items()
         if fingerprint(path, method) != expected
-    }
+    ]
 
 
 def fingerprints_of(version: str) -> dict[str, dict[str, str]]:

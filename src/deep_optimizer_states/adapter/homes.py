@@ -131,9 +131,9 @@ class StateHomes(abc.ABC):
         state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
         buffer_bytes = staging_bytes + grad_bytes
         check_host_memory(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes)
-        self._lanes.near = self._choose_cores(settings)
+        self._lanes.near = self._choose_cores()
 
-    def _choose_cores(self, settings: Settings) -> LaneCores:
+    def _choose_cores(self) -> LaneCores:
         mine = find_place(dist.get_rank(), self._lanes.pci_address)
         everyone = [mine]
         for group in (self._stock.dp_process_group, self._stock.model_parallel_group):
@@ -142,7 +142,7 @@ class StateHomes(abc.ABC):
                 # torch's: at DeepSpeed's, which it does not know, its comms_logger calls exit(0).
                 torch.distributed.all_gather_object(found, everyone, group=group)
                 everyone = list({place.rank: place for part in found for place in part}.values())
-        return choose_cores(mine, everyone, settings.host_threads, settings.bind_cores)
+        return choose_cores(mine, everyone)
 
     def take_masters(self, masters: list[Tensor]) -> None:
         """Move the master weights that stock made to where they live."""

@@ -1,4 +1,7 @@
-"""Wrappers around methods of DeepSpeed's config and engine, once the plugin is installed."""
+"""Make ``deepspeed.initialize`` use our optimizer where the config asks for it.
+
+:func:`install` wraps methods of DeepSpeed's config and engine.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.adapter.guard import (
-    LOST_GRADIENTS,
+    LAST_THAT_LOSES_GRADIENTS,
+    check_deepspeed,
     installed_version,
+    loses_gradients,
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
@@ -24,32 +29,41 @@ originals: dict[tuple[Any, str], Any] = {}
 """DeepSpeed's own methods, by class and name, while ours are in their place."""
 Handler = Callable[[int, FrameType | None], Any]
 _HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_refused: dict[int, str] = {}
-"""Why a ZeRO stage of this DeepSpeed is refused, by stage."""
 
 
-def put_in(refused: dict[int, str]) -> None:
-    """Wrap the methods of DeepSpeed's config and engine.
+def install(allow_unverified: bool = False) -> None:
+    """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
+
+    Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
+    without an enabled block behaves as before. Calling it again changes nothing.
 
     Args:
-        refused: Why a ZeRO stage of this DeepSpeed is refused, by stage.
+        allow_unverified: Take a DeepSpeed of which equal bits cannot be promised, with a warning
+            that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
+
+    Raises:
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is not known; names what
+            differs.
     """
+    if originals:
+        return
+    check_deepspeed(allow_unverified)
+    if originals:  # the check's import of DeepSpeed has called this already, by the hook of `run`
+        return
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
-    _refused.update(refused)
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
 
 
-def take_out() -> None:
-    """Give DeepSpeed its own methods back."""
+def uninstall() -> None:
+    """Give DeepSpeed its own methods back; engines that exist keep their optimizer."""
     for (owner, name), original in originals.items():
         setattr(owner, name, original)
     originals.clear()
-    _refused.clear()
 
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
@@ -190,8 +204,7 @@ def check_supported(config: Any) -> None:
 
     Raises:
         ConfigError: Names the setting, its value and the way out.
-        UnsupportedDeepSpeedError: DeepSpeed's code of this stage is not known, or stock itself goes
-            wrong there in this release.
+        UnsupportedDeepSpeedError: Stock itself goes wrong at this stage in this release.
     """
     from deep_optimizer_states.config import BLOCK, PREFETCH_MEMORY, STEP_BEFORE_NORM
 
@@ -254,13 +267,12 @@ def check_supported(config: Any) -> None:
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
-    if zero.stage in _refused:
-        raise UnsupportedDeepSpeedError(_refused[zero.stage])
-    if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
+    if zero.stage < 3 and loses_gradients(installed_version()):
         raise UnsupportedDeepSpeedError(
-            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "
-            f"{LOST_GRADIENTS.why}; install a release after {LOST_GRADIENTS.last}, or set the "
-            "stage to 3"
+            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: with the "
+            "optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
+            "window but one (DeepSpeed's pull requests 7967 and 7981); install a release after "
+            f"{LAST_THAT_LOSES_GRADIENTS}, or set the stage to 3"
         )
 
 

@@ -12,7 +12,6 @@ from deep_optimizer_states.adapter.stock_adam import pow_on_repeat_of_op, tail_o
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
-from deep_optimizer_states.core.timeline import Recorder
 from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import ConfigError, KernelError
 
@@ -28,7 +27,6 @@ class Steppers:
         tail: How DeepSpeed's own kernel rounds the last elements of a subgroup.
         host_adam: The CPU's kernel.
         lanes: The device.
-        recorder: Where spans of their work go; None for none.
         pow_on_repeat: How DeepSpeed's own kernel counts steps, see :class:`BetaPowers`.
         state_dtypes: Types of master weights, and of moments before any checkpoint is loaded.
     """
@@ -36,19 +34,15 @@ class Steppers:
     tail: Tail
     host_adam: HostAdam
     lanes: Device
-    recorder: Recorder | None
     pow_on_repeat: bool
     state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 
     @classmethod
-    def open(
-        cls, cpu_adam: Any, is_recording: bool, master_dtype: torch.dtype = torch.float32
-    ) -> Steppers:
+    def open(cls, cpu_adam: Any, master_dtype: torch.dtype = torch.float32) -> Steppers:
         """Start the lanes of the device that DeepSpeed's accelerator names.
 
         Args:
             cpu_adam: The ``DeepSpeedCPUAdam`` whose bits are to be repeated.
-            is_recording: Whether spans are kept.
             master_dtype: Of master weights.
 
         Raises:
@@ -57,28 +51,25 @@ class Steppers:
         """
         dtypes = (master_dtype, torch.float32 if cpu_adam.fp32_optimizer_states else master_dtype)
         op, decoupled = cpu_adam.ds_opt_adam, bool(cpu_adam.adam_w_mode)
-        tail, recorder = _find_tail(op, decoupled, dtypes), Recorder() if is_recording else None
-        host_adam, pow_on_repeat = HostAdam(tail.mode), pow_on_repeat_of_op(op, decoupled)
+        tail, pow_on_repeat = _find_tail(op, decoupled, dtypes), pow_on_repeat_of_op(op, decoupled)
         lanes: Device
         name = get_accelerator().device_name()
         if name == "cuda":
             from deep_optimizer_states.core.device.cuda import CudaDevice
 
-            lanes = CudaDevice(tail.mode, recorder)
+            lanes = CudaDevice(tail.mode)
         elif name == "cpu":
-            lanes = EmulatedDevice(HostAdam(tail.mode), faults_for_tests, recorder)
+            lanes = EmulatedDevice(HostAdam(tail.mode), faults_for_tests)
         else:
             raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
-        return cls(tail, host_adam, lanes, recorder, pow_on_repeat, dtypes)
+        return cls(tail, HostAdam(tail.mode), lanes, pow_on_repeat, dtypes)
 
     def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
-        """Refuse a device with other bits, see :func:`check_device_adam`; leaves no spans."""
+        """Refuse a device with other bits, see :func:`check_device_adam`."""
         dtypes, master_dtype = (grad_dtype, weights_dtype), self.state_dtypes[0]
         # Loading a checkpoint leaves moments in the type of the master weights.
         for state in {self.state_dtypes, (master_dtype, master_dtype)}:
             check_device_adam(self.lanes, self.host_adam, self.tail, decoupled, dtypes, state)
-        if self.recorder is not None:
-            self.recorder.take()
 
 
 def _find_tail(op: Any, decoupled: bool, dtypes: tuple[torch.dtype, torch.dtype]) -> Tail:

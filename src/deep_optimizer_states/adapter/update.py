@@ -8,11 +8,9 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
@@ -23,7 +21,7 @@ from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.executor import Executor, OnSpans, Types, Work
+from deep_optimizer_states.core.executor import Executor, Types, Work
 from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
@@ -34,7 +32,6 @@ from deep_optimizer_states.core.kernels.adam import (
 )
 from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import Schedule
-from deep_optimizer_states.core.timeline import WAIT, Recorder, Span, TimelineFile
 from deep_optimizer_states.core.update import Background, Handover, Update
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
@@ -143,18 +140,7 @@ class UpdatePhase:
             steppers.lanes,
             steppers.host_adam,
             steppers.lanes.near.num_threads,
-            self._open_timeline(),
         )
-
-    def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
-        if self._steppers.recorder is None:
-            return None
-        file = TimelineFile(Path(self._settings.timeline), dist.get_rank())
-
-        def on_spans(spans: list[Span], begin_s: float, end_s: float) -> None:
-            log_dist(f"deep_optimizer_states: {file.write(spans, begin_s, end_s)}", ranks=[0])
-
-        return self._steppers.recorder, on_spans
 
     def announce(self, stage: int, why: str) -> None:
         """Say on rank 0, in one line, that this engine has the plugin and what will be done.
@@ -287,14 +273,7 @@ class UpdatePhase:
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
         self.num_updates += 1
-        recorder = self._steppers.recorder
-
-        def on_wait(begin_s: float, end_s: float) -> None:
-            if recorder is not None:
-                what = f"{WAIT}for a tile that backward is done with"
-                recorder.add("CPU", what, begin_s, end_s)
-
-        handover = Handover(order, self.executor.claimed, self.executor.follow, on_wait)
+        handover = Handover(order, self.executor.claimed, self.executor.follow)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
         update = Update(len(self._schedule.tiles), handover)
@@ -377,6 +356,93 @@ class UpdatePhase:
         group = adam.param_groups[self._homes.group_of(subgroup)]
         powers = self._beta_powers.at(step, group["betas"])
         return adam_scalars(group, powers, grad_scale, bool(adam.adam_w_mode))
+
+
+class InterleavedOptimizer:
+    """What our optimizers of all ZeRO stages have in common, to stand before stock's class.
+
+    It owns the lanes and the thread of updates. Whoever looks at state, stock's own methods too,
+    sees the finished update.
+    """
+
+    optimizer: Any
+
+    def _open(
+        self, adam: DeepSpeedCPUAdam, settings: Settings, master_dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Start the lanes that repeat the bits of ``adam``; to be called before stock's part."""
+        self._settings = settings
+        self._is_closed = False
+        self._grad_scale = 1.0
+        self._change = contextlib.ExitStack()
+        self._steppers = Steppers.open(adam, master_dtype)
+        self._lanes = self._steppers.lanes
+        self.background = Background(self._lanes)
+
+    @contextlib.contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close()
+            raise
+
+    def _make_update(
+        self, schedule: Schedule, homes: StateHomes, gradients: Gradients
+    ) -> UpdatePhase:
+        stock: Any = self
+        return UpdatePhase(
+            stock, self._settings, self._steppers, schedule, homes, gradients, self.background
+        )
+
+    def _begin_change(self) -> None:
+        """Note that what is cut short from here on, until the step is over, leaves wrong state."""
+        self._change.enter_context(self.background.changing("engine.step()"))
+
+    def _settle(self) -> None:
+        """Wait for the update, after which whoever asked may write state."""
+        self.background.wait()
+
+    @property
+    def state(self) -> Any:
+        """Moments by master weight."""
+        self._settle()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def _prepare_to_save(self) -> None:
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the lanes after the block, in which stock ends its part.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        update: UpdatePhase | None = self.__dict__.get("_update")
+        is_begun = update is not None and update.is_begun
+        is_known = self._is_closed or self.background.has_failed or is_begun
+        try:
+            with self.background.overlooking_failure():
+                yield
+            if not is_known:
+                self.background.check()
+        finally:
+            self._close()
+            self.__dict__.pop("_update", None)
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.background.close()
+            self._lanes.close()
 
 
 def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:

@@ -27,10 +27,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
-from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.adapter.update import (
     Gradients,
-    UpdatePhase,
+    InterleavedOptimizer,
     refuse_autocast,
     settle_schedule,
     stand_in_for_step,
@@ -39,11 +38,10 @@ from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.plan import cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
-from deep_optimizer_states.core.update import Background
-from deep_optimizer_states.errors import ConfigError, UpdateError
+from deep_optimizer_states.errors import ConfigError
 
 
-class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
+class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     """ZeRO-1 and ZeRO-2 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights, moments and gradients in fp32, 16 bytes a parameter; stock's
@@ -74,27 +72,17 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     ) -> None:
         # Gradients lie in host memory, and nothing waits for single tiles.
         none = {"keep_grads_on_device": False, "just_in_time_forward": False}
-        self._settings = settings.model_copy(update=none)
+        self._open(init_optimizer, settings.model_copy(update=none))
         self._subgroup_numel = subgroup_numel
-        self._closed = False
-        self._grad_scale = 1.0
-        self._change = contextlib.ExitStack()
         self._hidden = contextlib.ExitStack()
         self._is_made = False
         self._done: list[Tensor] | None = None
-        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
-        self._lanes = self._steppers.lanes
-        self.background = Background(self._lanes)
         offload = kwargs["offload_optimizer_config"]
         self._locks_pages = bool(offload.pin_memory)
         # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
         kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
-        try:
+        with self._closing_on_failure():
             super().__init__(init_optimizer, *args, **kwargs)
-        except BaseException:
-            with contextlib.suppress(UpdateError):  # it says less than what happened first
-                self._close_lanes()
-            raise
 
     # Making: stock's constructor calls these.
 
@@ -109,15 +97,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self._homes = FlatHomes(self, runs, schedule, self._lanes)
         self._gradients = LateScaled(self, runs)
         self._take_memory()
-        self._update = UpdatePhase(
-            self,
-            self._settings,
-            self._steppers,
-            schedule,
-            self._homes,
-            self._gradients,
-            self.background,
-        )
+        self._update = self._make_update(schedule, self._homes, self._gradients)
         self._is_made = True
         self.background.prepare(self._lanes.near.bind_this_thread)
         self._update.announce(2 if self.partition_gradients else 1, why_policy)
@@ -171,16 +151,6 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     def single_partition_of_fp32_groups(self, masters: list[Tensor]) -> None:
         self._masters = masters
 
-    @property
-    def state(self) -> Any:
-        """Moments by master weight."""
-        self.background.wait()
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
-
     def state_dict(self) -> dict[str, Any]:
         """Return stock's, of finished state."""
         self.background.refuse_to_save()
@@ -189,9 +159,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
     def checkpoint_event_prologue(self) -> None:
         """See before a checkpoint that nothing is in flight, and nothing failed."""
-        if not self.background.overlooks_failure:
-            self.background.refuse_to_save()
-        self.background.wait()
+        self._prepare_to_save()
 
     def clear_backward_seen_flag(self) -> None:
         """Refuse a forward with weights of an update that failed."""
@@ -261,8 +229,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         if group_no > 0:
             return
         stand_in_for_step(self.optimizer)
-        # What is cut short from here on leaves wrong state behind.
-        self._change.enter_context(self.background.changing("engine.step()"))
+        self._begin_change()
         self._update.launch(None, self._grad_scale)
         self._lazy_init_hp_params_optimizer_state()
         self._hidden.enter_context(self._nothing_to_copy())
@@ -294,22 +261,9 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
-        is_known = self._closed or self.background.has_failed
-        try:
-            with self.background.overlooking_failure():
-                self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
-                super().destroy()
-            if not is_known:
-                self.background.check()
-        finally:
-            self._close_lanes()
-            self.__dict__.pop("_update", None)
-
-    def _close_lanes(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.background.close()
-            self._lanes.close()
+        with self._ending():
+            self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
+            super().destroy()
 
 
 class Stock(AnyStock, Protocol):

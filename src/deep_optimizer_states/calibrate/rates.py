@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,6 @@ from deep_optimizer_states.core.kernels.adam import (
     adam_scalars,
 )
 from deep_optimizer_states.core.kernels.host import HostAdam
-from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import KernelError
 
 HOST_RATES = (
@@ -208,78 +208,71 @@ def _openmp_runtimes(maps: str) -> list[str]:
 # A device.
 
 
-class Bench:
-    """Runs work on a device's lanes and takes its spans from the recorder that the device has."""
+def lane_rates(device: Device, *work: Turn, amount: float, count: int = _COUNT) -> list[float]:
+    """Measure what each lane moves a second while all of them work.
 
-    def __init__(self, device: Device, recorder: Recorder) -> None:
-        self.device = device
-        self._recorder = recorder
-
-    def rates(self, *work: Turn, amount: float, count: int = _COUNT) -> list[float]:
-        """Return what each lane moves a second while all of them work.
-
-        Args:
-            work: Lanes, each with a piece of work that moves ``amount``.
-            amount: Bytes, parameters or operations.
-            count: How many pieces each lane does, after one that is not timed.
-        """
-        self._run(work, 1)
-        self.device.set_clock()
-        spans = self._run(work, count)
-        return [
-            amount / median(span.end_s - span.begin_s for span in spans if span.lane == lane.name)
-            for lane, _ in work
-        ]
-
-    def _run(self, work: Sequence[Turn], count: int) -> list[Span]:
-        for _ in range(count):
-            for lane, piece in work:
-                lane.submit("calibration", piece)
-        self.device.synchronize()
-        return self._recorder.take()
+    Args:
+        device: Whose lanes work.
+        work: Lanes, each with a piece of work that moves ``amount``.
+        amount: Bytes, parameters or operations.
+        count: How many pieces each lane does, after one that is not timed.
+    """
+    for lane, piece in work:
+        lane.submit("calibration", piece)
+    device.synchronize()
+    stamps = [[lane.stamp()] for lane, _ in work]
+    for _ in range(count):
+        for (lane, piece), taken in zip(work, stamps, strict=True):
+            lane.submit("calibration", piece)
+            taken.append(lane.stamp())
+    device.synchronize()
+    return [
+        amount / median(end.seconds_since(begin) for begin, end in itertools.pairwise(taken))
+        for taken in stamps
+    ]
 
 
 @contextlib.contextmanager
-def open_bench(make: Callable[[Recorder], Device]) -> Iterator[Bench]:
-    """Open a device for a while, with the recorder of its spans."""
-    recorder = Recorder()
-    device = make(recorder)
+def opened(device: Device) -> Iterator[Device]:
+    """Close a device after the block."""
     try:
-        yield Bench(device, recorder)
+        yield device
     finally:
         # After a fault of the GPU every call of CUDA fails, this one too; what failed is noted.
         with contextlib.suppress(RuntimeError):
             device.close()
 
 
-def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+def copy_rates(device: Device, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Measure bytes a second of page-locked copies: each way alone, and both at once.
 
     Raises:
         RuntimeError: The host memory could not be page-locked.
     """
-    device, numel = bench.device, num_bytes // 4
+    numel = num_bytes // 4
     source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
     if torch.cuda.is_available() and not source.is_pinned():
         raise RuntimeError("host memory could not be page-locked; see how much is free")
     inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
     down, up = (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
-    alone = [bench.rates(way, amount=num_bytes)[0] for way in (down, up)]
-    return dict(zip(LINK_RATES, alone + bench.rates(down, up, amount=num_bytes), strict=True))
+    alone = [lane_rates(device, way, amount=num_bytes)[0] for way in (down, up)]
+    return dict(
+        zip(LINK_RATES, alone + lane_rates(device, down, up, amount=num_bytes), strict=True)
+    )
 
 
-def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+def pageable_rates(device: Device, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Measure bytes a second of copies from and to memory that is not page-locked."""
-    device, host = bench.device, torch.zeros(num_bytes // 4)
+    host = torch.zeros(num_bytes // 4)
     inside = device.empty_device(num_bytes // 4, torch.float32)
     ways = (device.h2d, _copy(inside, host)), (device.d2h, _copy(host, inside))
-    rates = [bench.rates(way, amount=num_bytes, count=4)[0] for way in ways]
+    rates = [lane_rates(device, way, amount=num_bytes, count=4)[0] for way in ways]
     return dict(zip(PAGEABLE_RATES, rates, strict=True))
 
 
-def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
+def adam_rate(device: Device, numel: int = ADAM_NUMEL) -> dict[str, float]:
     """Measure parameters a second of the device's Adam."""
-    device, half = bench.device, torch.bfloat16
+    half = torch.bfloat16
     state = [device.empty_device(numel, torch.float32) for _ in range(3)]
     grad, weights = (device.empty_device(numel, half) for _ in range(2))
     tensors = AdamTensors(state[0], state[1], state[2], grad, weights)
@@ -291,12 +284,12 @@ def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
 
     device.compute.submit("calibration", fill)
     step = (device.compute, lambda: device.adam(tensors, settings, numel))
-    return {"device_adam_parameters_per_s": bench.rates(step, amount=numel)[0]}
+    return {"device_adam_parameters_per_s": lane_rates(device, step, amount=numel)[0]}
 
 
-def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
+def matrix_rate(device: Device, side: int = MATRIX_SIDE) -> dict[str, float]:
     """Measure floating-point operations a second of bf16 matrix products."""
-    device, half = bench.device, torch.bfloat16
+    half = torch.bfloat16
     a, b, c = (device.empty_device(side * side, half).view(side, side) for _ in range(3))
 
     def fill() -> None:
@@ -307,15 +300,14 @@ def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
         torch.mm(a, b, out=c)
 
     device.compute.submit("calibration", fill)
-    (rate,) = bench.rates((device.compute, product), amount=2 * side**3)
+    (rate,) = lane_rates(device, (device.compute, product), amount=2 * side**3)
     return {"device_flops_per_s": rate}
 
 
-def stream_rate(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+def stream_rate(device: Device, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Measure bytes a second of the device's own memory, read and written."""
-    device = bench.device
     source, target = (device.empty_device(num_bytes // 4, torch.float32) for _ in range(2))
-    (rate,) = bench.rates((device.compute, _copy(target, source)), amount=2 * num_bytes)
+    (rate,) = lane_rates(device, (device.compute, _copy(target, source)), amount=2 * num_bytes)
     return {"device_stream_bytes_per_s": rate}
 
 
@@ -361,22 +353,18 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.is_available() else "no CUDA device found"
 
 
-def _cuda_device(recorder: Recorder) -> Device:
-    from deep_optimizer_states.core.device.cuda import CudaDevice
-
-    return CudaDevice(tail_mode=1, recorder=recorder)
-
-
 def measure_cuda(found: Findings) -> None:
     """Measure the rates of the GPUs, and of page-locking, into ``found``."""
-    with open_bench(_cuda_device) as bench:
-        place = find_place(0, bench.device.pci_address)
-        bench.device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
-        found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(bench))
-        found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(bench))
-        found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(bench))
-        found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(bench))
-        found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
+    from deep_optimizer_states.core.device.cuda import CudaDevice
+
+    with opened(CudaDevice(tail_mode=1)) as device:
+        place = find_place(0, device.pci_address)
+        device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
+        found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(device))
+        found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(device))
+        found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(device))
+        found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(device))
+        found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(device))
     gpus = torch.cuda.device_count()
     if gpus > 1:
         found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
@@ -388,8 +376,8 @@ def measure_cpu_as_device(found: Findings) -> None:
     """Measure the CPU where it is what computes forward and backward."""
     adam, side = HostAdam(tail_mode=1), CPU_MATRIX_SIDE
     words = "16-bit matrix products of the CPU"
-    with open_bench(lambda recorder: EmulatedDevice(adam, recorder=recorder)) as bench:
-        found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(bench, side))
-        found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(bench))
+    with opened(EmulatedDevice(adam)) as device:
+        found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(device, side))
+        found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(device))
     for name in COMPUTE_RATES:
         found.notes.setdefault(name, "of the CPU, which is the device here")

@@ -40,11 +40,8 @@ from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
 from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.core.schedule import NUM_AHEAD, Schedule
-from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import UpdateError
 
-OnSpans = Callable[[list[Span], float, float], None]
-"""Gets the spans of an update, and when it began and ended."""
 NUM_SLOTS = 3
 NUM_STAGING_BUFFERS = 2
 
@@ -109,13 +106,17 @@ class _Buffers:
 class Executor:
     """Runs a step's actions.
 
+    Attributes:
+        ahead: Tiles whose state was sent ahead and that no update has claimed.
+        claimed: Tiles whose state was sent ahead and that the update is still to step.
+        last_plan: What the last update did, in issue order.
+
     Args:
         schedule: The tiles for which it takes buffers.
         types: Of their tensors.
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
         num_threads: Of the CPU lane.
-        timeline: Where spans go, and the recorder that the device fills; None for none.
     """
 
     def __init__(
@@ -125,10 +126,8 @@ class Executor:
         device: Device,
         host_adam: HostAdam,
         num_threads: int,
-        timeline: tuple[Recorder, OnSpans] | None = None,
     ) -> None:
         self._num_threads = num_threads
-        self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
         self._weights_on_host = schedule.weights_on_host
@@ -153,8 +152,8 @@ class Executor:
         self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
-        self._ahead: dict[int, _Buffers] = {}
-        self._claimed: dict[int, _Buffers] = {}
+        self.ahead: dict[int, _Buffers] = {}
+        self.claimed: dict[int, _Buffers] = {}
         self._came_ahead: list[int] = []
         self._unflushed: dict[int, Event | None] = {}
         self._split = RunTimeSplit()
@@ -173,32 +172,22 @@ class Executor:
         }
 
     @property
-    def ahead(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and that no update has claimed, as of now."""
-        return self._ahead.keys()
-
-    @property
-    def claimed(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and that the update is still to step, as of now."""
-        return self._claimed.keys()
-
-    @property
     def away(self) -> Collection[int]:
         """Tiles whose state was sent ahead and is not dropped or home again, as of now."""
         claimed = self._unflushed.copy().items()
-        return [*self._ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
+        return [*self.ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
 
     def claim(self, tiles: Iterable[int]) -> None:
         """Keep what was sent ahead of ``tiles`` for the update that is about to get them."""
         for tile in tiles:
-            if tile in self._ahead:
-                self._claimed[tile] = self._ahead.pop(tile)
+            if tile in self.ahead:
+                self.claimed[tile] = self.ahead.pop(tile)
                 self._unflushed[tile] = None
 
     @property
     def num_under_way_ahead(self) -> int:
         """Number of tiles on their way ahead."""
-        return sum(not own.filled.reached() for own in self._ahead.values() if own.filled)
+        return sum(not own.filled.reached() for own in self.ahead.values() if own.filled)
 
     @property
     def element_bytes(self) -> int:
@@ -226,11 +215,11 @@ class Executor:
         lane.wait(self._device.record_caller(), Wait.MEMORY_IDLE)
         lane.submit(f"state of {name} ahead", lambda: copy_all(targets, state), uses=own.tensors)
         own.filled = lane.record()
-        self._ahead[tile] = own
+        self.ahead[tile] = own
 
     def drop_ahead(self) -> None:
         """Give memory of state sent ahead back, but for what an update has claimed."""
-        self._ahead.clear()
+        self.ahead.clear()
 
     def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
         """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
@@ -261,8 +250,8 @@ class Executor:
     def reset(self) -> None:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
         self._held.clear()
-        self._ahead.clear()
-        self._claimed.clear()
+        self.ahead.clear()
+        self.claimed.clear()
         self._unflushed.clear()
         for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
@@ -328,15 +317,11 @@ class Executor:
             raise
         self._device.synchronize()
         self._unflushed.clear()
-        self._claimed.clear()  # of tiles that had to be stepped where their state lives
+        self.claimed.clear()  # of tiles that had to be stepped where their state lives
         sent = [Action(tile, Kind.AHEAD) for tile in self._came_ahead]
         self.last_plan = Plan(len(work), (*sent, *done), len(sent) + before_norm)
         if self._is_sharing:
             self._learn(time.perf_counter() - begin)
-        if self._timeline is not None:
-            recorder, on_spans = self._timeline
-            on_spans(recorder.take(), begin, time.perf_counter())
-            self._device.set_clock()
 
     def _learn(self, seconds: float) -> None:
         first = self._flights[0][1] if self._flights else None
@@ -348,7 +333,7 @@ class Executor:
         self._split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: Work) -> None:
-        own, lane = self._claimed.pop(tile, None), self._device.h2d
+        own, lane = self.claimed.pop(tile, None), self._device.h2d
         if own is not None:
             self._held[tile] = own
             self._came_ahead.append(tile)
@@ -435,8 +420,6 @@ class Executor:
             raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
         end = time.perf_counter()
         self._host_steps.append(HostStep(work.tensors.numel, begin - wait, end - begin))
-        if self._timeline is not None:
-            self._timeline[0].add("CPU", f"step of {work.name}", begin, end)
         if self._weights_on_host:
             self._on_issued(tile, Reached())
 

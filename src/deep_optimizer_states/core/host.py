@@ -88,7 +88,7 @@ ANYWHERE = LaneCores(1, ())
 def _warn_not_bound(reason: str) -> None:
     warnings.warn(
         f"threads of the CPU lane could not be kept on their cores ({reason}), and run wherever "
-        'the system puts them; "deep_optimizer_states.bind_cores": false does not try',
+        "the system puts them; OMP_PROC_BIND=false in the environment does not try",
         stacklevel=3,
     )
 
@@ -130,18 +130,16 @@ def _is_virtual_machine() -> bool:
     return "hypervisor" in cpu_facts("flags").split()
 
 
-def choose_cores(
-    mine: Place, everyone: Iterable[Place], num_threads: int = 0, bind: bool = True
-) -> LaneCores:
+def choose_cores(mine: Place, everyone: Iterable[Place]) -> LaneCores:
     """Deal a machine's cores out among the ranks that may use the same ones.
+
+    There are ``OMP_NUM_THREADS`` threads where that is above 1 (1 is what launchers set by
+    themselves), and else one for each logical CPU of the share. They are kept on the share unless
+    the environment already says how OpenMP binds its threads.
 
     Args:
         mine: The calling rank's place, one of ``everyone``.
         everyone: Places of all ranks.
-        num_threads: Threads asked for; 0: ``OMP_NUM_THREADS`` where that is above 1 (1 is what
-            launchers set by themselves), and else one for each logical CPU of the share.
-        bind: Whether to keep the threads on the share; not done where the environment already says
-            how OpenMP binds its threads.
     """
     neighbours = [place for place in everyone if place.host == mine.host]
     peers = sorted(place.rank for place in neighbours if place.cores == mine.cores)
@@ -150,12 +148,13 @@ def choose_cores(
         share = share[1:]
     cpus = tuple(sorted(cpu for core in share for cpu in core))
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    threads = num_threads or (int(asked) if asked.isdigit() and int(asked) > 1 else 0)
-    if not threads:
+    if asked.isdigit() and int(asked) > 1:
+        threads = int(asked)
+    else:
         # A container may see all cores and yet have the time of a few.
         threads = max(1, min(len(cpus), usable_cores() // len(neighbours)))
-    bind = bind and not any(name in os.environ for name in _OWN_BINDING)
-    return LaneCores(threads, cpus if bind else ())
+    is_bound_already = any(name in os.environ for name in _OWN_BINDING)
+    return LaneCores(threads, () if is_bound_already else cpus)
 
 
 def usable_cores(sysfs: Path = _SYSFS) -> int:

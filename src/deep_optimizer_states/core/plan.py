@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -157,27 +156,6 @@ class Plan:
         if self.before_norm:
             words.insert(self.before_norm, BAR)
         return " ".join(words)
-
-    @classmethod
-    def parse(cls, text: str) -> Plan:
-        """Read the text form.
-
-        Raises:
-            PlanError: A word is not ``<tile><kind>``, there are two bars, or the plan is not valid.
-        """
-        actions: list[Action] = []
-        words, before_norm = text.split(), 0
-        if BAR in words:
-            before_norm = words.index(BAR)
-            words.remove(BAR)
-        for word in words:
-            match = re.fullmatch(r"(\d+)([A-Z0-9]{3})", word)
-            if match is None or match[2] not in {kind.value for kind in Kind}:
-                kinds = ", ".join(kind.value for kind in Kind)
-                raise PlanError(f"'{word}': an action is a tile and one of {kinds}, as in 0CPU")
-            actions.append(Action(int(match[1]), Kind(match[2])))
-        num_tiles = max((action.tile for action in actions), default=-1) + 1
-        return cls(num_tiles, tuple(actions), before_norm)
 
 
 def cut_into_tiles(

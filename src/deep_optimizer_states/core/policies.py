@@ -1,9 +1,8 @@
-"""Policies: who steps which tile. Each is one class, and what a config calls it.
+"""Policies: who steps which tile.
 
-A policy is added here alone: a subclass of :class:`Policy`, in :data:`POLICIES`, and its name among
-those that ``config.Settings`` takes. Its settings come from there, and ``predict`` asks the same
-objects as the executor: ``takes`` of a fixed policy, ``share`` and ``learn`` of a split that is
-found while the update runs.
+A fixed policy is a line of :data:`POLICIES`, and its name stands among those that
+``config.Settings`` takes. The split of ``dynamic`` is found while the update runs, by
+:class:`RunTimeSplit`; ``predict`` asks the same code as the executor.
 
 Policy ``dynamic`` lets the device and the CPU take the next tile of one list, so what the next
 forward needs first is updated first. To hand the device a tile whenever a slot is free is not
@@ -26,11 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
 from deep_optimizer_states.errors import PlanError
 
+DYNAMIC = "dynamic"
 PIPELINE = 2
 """A tile's time on an idle device, in tiles: its way there and its way back."""
 TINY = 2**-10
@@ -45,70 +44,29 @@ LONGEST_WAIT = 64
 """Updates after which the slower way, or a lane that got nothing, is tried again."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """Every subgroup on the CPU: policy ``all-host``, and the base of the others.
-
-    Attributes:
-        stride: For policy ``stride``.
-        is_split: Whether the split of tiles is found while the update runs.
-    """
-
-    stride: int = 1
-    is_split: ClassVar[bool] = False
-
-    def takes(self, subgroup: int) -> bool:
-        """Return whether the device updates a subgroup's tiles through a slot."""
-        return False
-
-
-class Ratio(Policy):
-    """The same, but for the subgroups that are resident on the device."""
-
-
-class Stride(Policy):
-    """One subgroup in ``stride`` on the device."""
-
-    def takes(self, subgroup: int) -> bool:
-        """Take subgroup i when (i + 1) is a multiple of the stride."""
-        return (subgroup + 1) % self.stride == 0
-
-
-class AllDevice(Policy):
-    """Every subgroup on the device."""
-
-    def takes(self, subgroup: int) -> bool:
-        """Take all."""
-        return True
-
-
-class Dynamic(Policy):
-    """Device and CPU share the tiles while they run, see :class:`RunTimeSplit`."""
-
-    is_split = True
-
-
-POLICIES: Mapping[str, type[Policy]] = {
-    "all-host": Policy,
-    "ratio": Ratio,
-    "stride": Stride,
-    "all-device": AllDevice,
-    "dynamic": Dynamic,
+POLICIES: Mapping[str, Callable[[int, int], bool]] = {
+    "all-host": lambda subgroup, stride: False,
+    "ratio": lambda subgroup, stride: False,
+    "stride": lambda subgroup, stride: (subgroup + 1) % stride == 0,
+    "all-device": lambda subgroup, stride: True,
+    DYNAMIC: lambda subgroup, stride: False,
 }
-"""Names in a config; ``auto`` becomes one of these before anything is planned."""
+"""Name in a config -> does the device update a subgroup's tiles through a slot? ``ratio`` differs
+from ``all-host`` by its resident subgroups; ``auto`` becomes one of these before anything is
+planned."""
 
 
-def policy_of(name: str, stride: int) -> Policy:
-    """Return a policy by its name.
+def takes(policy: str, stride: int) -> Callable[[int], bool]:
+    """Return the rule by which the device takes subgroups under a fixed policy.
 
     Raises:
-        PlanError: There is none, or ``stride`` is below 1.
+        PlanError: There is no such policy, or ``stride`` is below 1.
     """
-    if name not in POLICIES:
-        raise PlanError(f"policy '{name}' is not one of {', '.join(POLICIES)}")
+    if policy not in POLICIES:
+        raise PlanError(f"policy '{policy}' is not one of {', '.join(POLICIES)}")
     if stride < 1:
         raise PlanError(f"stride {stride} must be at least 1")
-    return POLICIES[name](stride)
+    return lambda subgroup: POLICIES[policy](subgroup, stride)
 
 
 Choose = Callable[[int], tuple[Kind, ...]]

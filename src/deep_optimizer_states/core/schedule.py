@@ -26,7 +26,7 @@ from deep_optimizer_states.core.plan import (
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.core.policies import TINY, Share, policy_of
+from deep_optimizer_states.core.policies import DYNAMIC, TINY, Share, takes
 
 NUM_AHEAD = 16
 """Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
@@ -120,16 +120,16 @@ class Schedule:
         """
         tiles = cut_into_tiles(numels, tile_numel, apart)
         resident = choose_resident_subgroups(numels, ratio)
-        chosen = policy_of(policy, stride)
+        is_taken = takes(policy, stride)
         movable = [tile.numel for tile in tiles if tile.subgroup not in resident]
         # What lies below costs the device a launch each and the CPU next to nothing.
         least = TINY * max(movable, default=0)
         through_slots = {
             idx
             for idx, tile in enumerate(tiles)
-            if tile.subgroup not in resident and chosen.takes(tile.subgroup) and tile.numel >= least
+            if tile.subgroup not in resident and is_taken(tile.subgroup) and tile.numel >= least
         }
-        return cls(tiles, resident, frozenset(through_slots), chosen.is_split)
+        return cls(tiles, resident, frozenset(through_slots), policy == DYNAMIC)
 
     @property
     def resident_tiles(self) -> frozenset[int]:

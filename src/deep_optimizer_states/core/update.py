@@ -21,7 +21,6 @@ import collections
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -43,7 +42,6 @@ class Handover:
         ahead: Tiles whose state was sent to the device ahead of the update, kept up to date.
         follow: Called on the update's thread before tiles are stepped, with what they must wait
             for.
-        on_wait: Told from when to when, in s, the thread waited for tiles.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Handover:
         order: Sequence[int],
         ahead: Collection[int],
         follow: Callable[[After], None],
-        on_wait: Callable[[float, float], None] = lambda begin_s, end_s: None,
     ) -> None:
         self.order = order
         self.ahead = ahead
@@ -59,7 +56,6 @@ class Handover:
         self.given: set[int] = set()
         self.is_open = True
         self._follow = follow
-        self._on_wait = on_wait
         # The one queue of Python's that a signal handler may use in the middle of another use.
         self._queue: queue.SimpleQueue[tuple[Sequence[int], After | None] | UpdateError]
         self._queue = queue.SimpleQueue()
@@ -102,7 +98,6 @@ class Handover:
         """
         if self._has_come:
             return ()
-        begin_s = time.perf_counter()
         found: list[int] = []
         while not found and not self._has_come:
             self._collect(wait and not self._pending)
@@ -119,8 +114,6 @@ class Handover:
                     found += tiles
             if not wait:
                 break
-        if wait:
-            self._on_wait(begin_s, time.perf_counter())
         return found
 
     def _collect(self, wait: bool) -> None:

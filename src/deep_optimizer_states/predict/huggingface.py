@@ -11,10 +11,10 @@ import copy
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from deep_optimizer_states.checks import did_you_mean
 from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, Kept, ModelError
 
 LOSS_COPIES = 3
@@ -112,8 +112,7 @@ def _config_of(table: Mapping[str, Any], source: str) -> Any:  # noqa: ANN401
     transformers.logging.set_verbosity_error()
     kind = str(table.get("model_type"))
     if kind not in CONFIG_MAPPING:
-        near = get_close_matches(kind, CONFIG_MAPPING, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        hint = did_you_mean(kind, CONFIG_MAPPING, cutoff=0.6)
         raise ModelError(
             f"{source}: model_type = {kind!r}: {hint}transformers {transformers.__version__} knows "
             "no such model"

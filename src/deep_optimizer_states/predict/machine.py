@@ -41,13 +41,12 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from deep_optimizer_states.checks import explain, read_toml
+from deep_optimizer_states.checks import did_you_mean, explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 
 Kind = Literal["measured", "fitted", "assumed"]
@@ -182,8 +181,7 @@ def load_machine(name_or_file: str | Path) -> Machine:
     if str(name_or_file) in machine_names():
         path = MACHINES_DIR / f"{name_or_file}.toml"
     elif path.suffix != ".toml" and not path.is_file():
-        near = get_close_matches(str(name_or_file), machine_names(), n=1, cutoff=0.3)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+        hint = did_you_mean(name_or_file, machine_names())
         raise MachineError(
             f"unknown machine '{name_or_file}': {hint}known: {', '.join(machine_names())}; or give "
             "a file that `python -m deep_optimizer_states calibrate -o machine.toml` wrote"

@@ -8,13 +8,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from deep_optimizer_states.checks import explain, read_toml
+from deep_optimizer_states.checks import did_you_mean, explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 
 FP32_BYTES = 4
@@ -201,10 +200,10 @@ def load_model(name_or_file: str | Path) -> tuple[Model, dict[str, int]]:
         defaults = {"micro_batch_size": table.pop("micro_batch_size", 1)}
         return model_from_table(table, name), defaults
     if path.suffix != ".toml":
-        near = get_close_matches(name, _shipped(), n=1, cutoff=0.0)
         raise ModelError(
-            f"unknown model '{name}': did you mean '{near[0]}'? known: {', '.join(_shipped())}; "
-            "or give a TOML file with name, hidden, ffn, layers, heads and kv_heads"
+            f"unknown model '{name}': {did_you_mean(name, _shipped(), cutoff=0.0)}known: "
+            f"{', '.join(_shipped())}; or give a TOML file with name, hidden, ffn, layers, heads "
+            "and kv_heads"
         )
     table = read_toml(path, ModelError)
     defaults = table.pop("defaults", {})

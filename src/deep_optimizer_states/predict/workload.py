@@ -6,11 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
+from deep_optimizer_states.checks import did_you_mean
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.core import policies
 from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -18,7 +19,7 @@ from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
 
 OURS = "ours"
 """Name of this package's engine."""
-POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
+POLICIES = ("auto", *policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
 STATE_BYTES = 3 * FP32_BYTES
 """Master weight and two moments of a parameter."""
@@ -325,7 +326,5 @@ def one_of(name: str, value: object, known: Sequence[object]) -> None:
         WorkloadError: It is not; names the nearest.
     """
     if value not in known:
-        near = get_close_matches(str(value), [str(each) for each in known], n=1, cutoff=0.0)
-        raise WorkloadError(
-            f"{name} = {value!r}: did you mean '{near[0]}'? known: {', '.join(map(str, known))}"
-        )
+        hint = did_you_mean(value, known, cutoff=0.0)
+        raise WorkloadError(f"{name} = {value!r}: {hint}known: {', '.join(map(str, known))}")

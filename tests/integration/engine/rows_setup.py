@@ -1,20 +1,18 @@
-"""Refusals and their words, memory, timelines, and files that cannot be written."""
+"""Refusals and their words, and memory."""
 
 import contextlib
 import functools
 import json
-import logging
 import os
 from unittest import mock
 
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
-from engines import POLICIES, STRIDE, WIDTH, Case, Trial, answer, play, same
+from engines import POLICIES, STRIDE, WIDTH, Case, Trial, answer
 from late import late
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
-from rows_windows import Kept
 from seams import (
     EmulatedDevice,
     Faults,
@@ -23,7 +21,6 @@ from seams import (
     check_device_adam,
     homes,
     inside,
-    read_rows,
     read_state,
     steppers,
 )
@@ -217,18 +214,6 @@ def return_early(_folder):
             engine.optimizer.background.wait()
 
 
-@ROWS.check("a timeline has every lane and a line an update")
-def timeline(folder):
-    with Trial({"enabled": True, "policy": "stride", "timeline": str(folder)}) as trial:
-        trial.train(trial.open(ONE), 3)
-    rows = [row for row in read_rows(folder / "rank-0.jsonl") if row["update"] == 2]
-    lanes = sorted({row["lane"] for row in rows if "lane" in row})
-    assert lanes == ["CPU", "D2H", "GPU", "H2D", "grads", "weights"]
-    (update,) = [row for row in rows if "busy_s" in row]
-    assert 0 < update["share_of_limit"] <= 1
-    assert update["bound_by"] in update["busy_s"]
-
-
 # Memory.
 
 
@@ -346,21 +331,6 @@ def moments_by_parameter(_folder):
 
 def moment_of(param):
     return safe_get_full_optimizer_state(param, "exp_avg").flatten().tolist()
-
-
-@ROWS.check("a timeline that cannot be written is said once, and training goes on")
-def full_disk(folder):
-    (folder / "rank-0.jsonl").symlink_to("/dev/full")
-
-    def act(trial):
-        trial.train(trial.open(ONE), 4)
-
-    with Kept(logging.getLogger("deep_optimizer_states")) as texts:
-        ours = play(act, {**STRIDE, "timeline": str(folder)})
-    same(ours, play(act, None))
-    (text,) = texts
-    for words in ("rank-0.jsonl", "No space left on device", "training goes on"):
-        assert words in text
 
 
 AUTOCAST = {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "float16"}}

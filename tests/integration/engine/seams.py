@@ -17,7 +17,6 @@ from deep_optimizer_states.core.host import ANYWHERE
 from deep_optimizer_states.core.kernels import host as host_kernel
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind
-from deep_optimizer_states.core.timeline import read_rows
 from deep_optimizer_states.core.update import Background
 from deep_optimizer_states.errors import UnsupportedDeepSpeedError, UpdateError
 from deep_optimizer_states.state_reader import read_state

@@ -1,5 +1,6 @@
 """Rates: how they are worked out, and the profile that holds them."""
 
+import itertools
 import os
 import tomllib
 
@@ -9,10 +10,10 @@ import torch
 
 from deep_optimizer_states.calibrate import cli, rates
 from deep_optimizer_states.calibrate.rates import Findings
+from deep_optimizer_states.core.device import emulated
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.host import choose_cores, find_place
 from deep_optimizer_states.core.kernels.host import HostAdam
-from deep_optimizer_states.core.timeline import Recorder
 from deep_optimizer_states.predict.machine import (
     CURVE_NAMES,
     RATE_NAMES,
@@ -40,43 +41,43 @@ def found():
 
 
 @pytest.fixture
-def bench():
-    recorder = Recorder()
-    emulated = EmulatedDevice(HostAdam(tail_mode=1), recorder=recorder)
-    yield rates.Bench(emulated, recorder)
-    emulated.close()
+def device():
+    device = EmulatedDevice(HostAdam(tail_mode=1))
+    yield device
+    device.close()
 
 
-def test_every_rate_of_a_profile_is_measured_and_those_of_a_device_by_its_own_lanes(bench):
+def test_every_rate_of_a_profile_is_measured_and_those_of_a_device_by_its_own_lanes(device):
     of_gpu = {*rates.GPU_RATES, *rates.COMPUTE_RATES}
     assert {*of_gpu, *rates.HOST_RATES} == set(RATE_NAMES)
     assert set(rates.HOST_RATES) == set(CURVE_NAMES)
     found = {
-        **rates.copy_rates(bench, 2**24),
-        **rates.pageable_rates(bench, 2**20),
-        **rates.adam_rate(bench, 2**16),
-        **rates.matrix_rate(bench, 64),
-        **rates.stream_rate(bench, 2**20),
+        **rates.copy_rates(device, 2**24),
+        **rates.pageable_rates(device, 2**20),
+        **rates.adam_rate(device, 2**16),
+        **rates.matrix_rate(device, 64),
+        **rates.stream_rate(device, 2**20),
     }
     assert set(found) == of_gpu - set(rates.GATHER_RATES)
     assert all(rate > 0 for rate in found.values())
 
 
 def test_a_rate_is_an_amount_over_a_median_of_its_own_lane_the_first_turn_left_out(
-    bench, monkeypatch
+    device, monkeypatch
 ):
-    calls, take = [], bench._recorder.take
+    calls = []
 
-    def lasting():
-        spans = take()
-        seconds = {"H2D": iter([2.0, 4.0, 40.0]), "D2H": iter([5.0, 5.0, 5.0])}
-        made = [(type(s)(s.lane, s.what, 0.0, next(seconds[s.lane], 0.0))) for s in spans]
-        return made if len(spans) > 2 else []
+    def lasting(lane, *seconds):
+        """Stamps that lie so far apart, the first piece of work left out."""
+        times = itertools.accumulate(seconds, initial=7.0)
+        stamps = [emulated._Stamp() for _ in range(len(seconds) + 1)]
+        for stamp, time_s in zip(stamps, times, strict=True):
+            stamp.time_s = time_s
+        monkeypatch.setattr(lane, "stamp", iter(stamps).__next__)
+        return lane, lambda: calls.append(1)
 
-    monkeypatch.setattr(bench._recorder, "take", lasting)
-    lanes = bench.device.h2d, bench.device.d2h
-    work = [(lane, lambda: calls.append(1)) for lane in lanes]
-    assert bench.rates(*work, amount=20.0, count=3) == [5.0, 4.0]
+    work = lasting(device.h2d, 2.0, 4.0, 40.0), lasting(device.d2h, 5.0, 5.0, 5.0)
+    assert rates.lane_rates(device, *work, amount=20.0, count=3) == [5.0, 4.0]
     assert len(calls) == 2 * 4
 
 

@@ -27,7 +27,7 @@ from deep_optimizer_states.core.device import emulated
 from deep_optimizer_states.core.device.base import PendingBytes, Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.kernels.host import HostAdam
-from deep_optimizer_states.core.plan import Kind, Plan
+from deep_optimizer_states.core.plan import Kind
 from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.errors import UpdateError
 
@@ -47,7 +47,6 @@ def test_any_schedule_gives_the_all_host_result(name, parts, ahead):
         sent = [action.tile for action in plan.actions if action.kind is Kind.AHEAD]
         assert bool(sent) == bool(ahead)
         assert set(sent) <= set(plan.device_tiles)
-        assert Plan.parse(str(plan)) == plan
 
 
 @pytest.mark.slow

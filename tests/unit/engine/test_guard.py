@@ -87,52 +87,16 @@ OTHERWISE = pytest.mark.parametrize("version", ["0.20.0", deepspeed.__version__]
 
 
 @OTHERWISE
-@pytest.mark.parametrize(
-    ("edited", "refused", "taken"), [("stages 1 and 2", [1, 2], [3]), ("stage 3", [3], [1, 2])]
-)
-def test_stages_whose_methods_are_known_are_taken_and_the_others_refused(
-    monkeypatch, said, version, edited, refused, taken
-):
+@pytest.mark.parametrize("edited", CLASSES)
+def test_a_method_that_is_not_known_is_refused_by_its_name(monkeypatch, said, version, edited):
     is_version(monkeypatch, version)
     edit_a_method(monkeypatch, edited)
-    method = f"{CLASSES[edited].partition(':')[2]}.step"
-    install()
-    try:
-        for stage in taken:
-            read_config(stage)
-        for stage in refused:
-            read_config(stage, enabled=False)
-            with pytest.raises(UnsupportedDeepSpeedError) as caught:
-                read_config(stage)
-            way_out = f"set the stage to {' or '.join(map(str, taken))}, install one of"
-            for words in (f"DeepSpeed {version} at ", f".stage = {stage}: ", method, way_out):
-                assert words in str(caught.value)
-    finally:
-        uninstall()
-    (text,) = said
-    lines = {"refused": f"refused: other code in {method}", "taken": "taken: nothing differs"}
-    for stages, verb in (([1, 2], "are"), ([3], "is")):
-        what = lines["refused" if stages == refused else "taken"]
-        assert f" {verb} {what}" in text
-
-
-@OTHERWISE
-@pytest.mark.parametrize("edited", [["every stage"], ["stage 3", "stages 1 and 2"]])
-def test_where_no_stage_is_left_installing_is_refused_with_a_line_for_each(
-    monkeypatch, said, version, edited
-):
-    is_version(monkeypatch, version)
-    for of in edited:
-        edit_a_method(monkeypatch, of)
     with pytest.raises(UnsupportedDeepSpeedError) as caught:
         install()
-    head, one, three, way_out = str(caught.value).splitlines()
-    assert head.startswith(f"DeepSpeed {version} ")
-    for line, stages in ((one, "stages 1 and 2"), (three, "stage 3")):
-        name = CLASSES[stages if len(edited) > 1 else "every stage"].partition(":")[2]
-        assert f"ZeRO {stages} " in line
-        assert line.endswith(f"refused: other code in {name}.step")
-    assert "allow_unverified=True" in way_out
+    assert str(caught.value).startswith(f"DeepSpeed {version} ")
+    method = f"{CLASSES[edited].partition(':')[2]}.step"
+    assert f"other code in {method}; install one of" in str(caught.value)
+    assert "allow_unverified=True" in str(caught.value)
     assert not said
 
 
@@ -158,9 +122,8 @@ def test_what_is_not_verified_is_taken_with_a_warning_where_that_is_allowed(
         uninstall()
     (text,) = said
     assert f"DeepSpeed {version} " in text
-    (line,) = (line for line in text.splitlines() if line.strip().startswith("ZeRO stage 3 "))
-    assert "Stage3.step" in line
-    assert "BITS MAY NOT BE STOCK'S" in line
+    assert "Stage3.step" in text
+    assert "BITS MAY NOT BE STOCK'S" in text
 
 
 @pytest.mark.parametrize("has_known_methods", [True, False])
@@ -204,12 +167,14 @@ def test_a_changed_method_is_named_below_a_decorator_too(monkeypatch, method):
 
     other = instrument_w_nvtx(other) if method == "partition_grads" else other
     monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, method, other)
-    assert f"DeepSpeedZeroOptimizer_Stage3.{method};" in guard.check_deepspeed()[3]
+    with pytest.raises(UnsupportedDeepSpeedError, match=f"Optimizer_Stage3.{method};"):
+        guard.check_deepspeed()
 
 
 def test_a_missing_method_is_named(monkeypatch):
     monkeypatch.setitem(guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
-    assert "no_such_method" in guard.check_deepspeed()[3]
+    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
+        guard.check_deepspeed()
 
 
 def test_the_table_of_the_newest_release_is_empty(monkeypatch):

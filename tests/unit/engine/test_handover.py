@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from engine_updates import (
@@ -70,25 +69,6 @@ def test_tiles_whose_gradients_are_on_their_way_are_waited_for_only_where_nothin
     late.is_set = True
     handover.give([3], (Reached(), late))
     assert handover.take(wait=False) == [3]
-
-
-def test_whoever_waits_for_tiles_is_told_how_long():
-    waits, waiting = [], threading.Event()
-    handover, _ = made(on_wait=lambda begin_s, end_s: waits.append((begin_s, end_s)))
-    collect = handover._collect
-    handover._collect = lambda wait: (waiting.set(), collect(wait))
-    given_s = []
-
-    def give():
-        waiting.wait()
-        given_s.append(time.perf_counter())
-        handover.give([1], NOW)
-
-    join = start_thread(give)
-    assert handover.take(wait=True) == [1]
-    join()
-    ((begin_s, end_s),) = waits
-    assert begin_s < given_s[0] < end_s
 
 
 def test_a_handover_that_is_given_up_ends_with_why():

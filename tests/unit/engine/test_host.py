@@ -129,24 +129,22 @@ def test_ranks_share_the_cores_that_they_have_in_common(places, cores):
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "chosen"),
+    ("said", "chosen"),
     [
         # A launcher's one thread is not taken for a wish.
-        ({"OMP_NUM_THREADS": "1"}, {}, LaneCores(4, (0, 1, 2, 3))),
-        ({"OMP_NUM_THREADS": "3"}, {}, LaneCores(3, (0, 1, 2, 3))),
-        ({"OMP_NUM_THREADS": "3,1"}, {}, LaneCores(3, (0, 1, 2, 3))),
-        ({"OMP_NUM_THREADS": "many"}, {}, LaneCores(4, (0, 1, 2, 3))),
-        ({"OMP_NUM_THREADS": "3"}, {"num_threads": 2}, LaneCores(2, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "1"}, LaneCores(4, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "3"}, LaneCores(3, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "3,1"}, LaneCores(3, (0, 1, 2, 3))),
+        ({"OMP_NUM_THREADS": "many"}, LaneCores(4, (0, 1, 2, 3))),
         # Binding can be left to others.
-        ({}, {"bind": False}, LaneCores(4, ())),
-        ({"OMP_PROC_BIND": "close"}, {}, LaneCores(4, ())),
+        ({"OMP_PROC_BIND": "close"}, LaneCores(4, ())),
     ],
 )
-def test_the_environment_and_the_block_are_heard(monkeypatch, said, options, chosen):
+def test_the_environment_is_heard(monkeypatch, said, chosen):
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     place = Place("a", 0, singles(0, 1, 2, 3))
-    assert choose_cores(place, [place], **options) == chosen
+    assert choose_cores(place, [place]) == chosen
 
 
 def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tmp_path):
@@ -172,7 +170,7 @@ def test_where_binding_is_forbidden_a_warning_says_so_once(monkeypatch):
             lane.bind_this_thread()
     (warning,) = warned
     assert "(Operation not permitted)" in str(warning.message).replace("[Errno 1] ", "")
-    assert "bind_cores" in str(warning.message)
+    assert "OMP_PROC_BIND=false" in str(warning.message)
     assert warning.filename == __file__
     cores._warn_not_bound.cache_clear()
 

@@ -7,6 +7,7 @@ import pytest
 
 from deep_optimizer_states.config import Policy as PolicyName
 from deep_optimizer_states.core.plan import (
+    BAR,
     DEVICE_CHAIN,
     Action,
     Kind,
@@ -16,9 +17,17 @@ from deep_optimizer_states.core.plan import (
     cut_into_tiles,
     subgroup_offsets,
 )
-from deep_optimizer_states.core.policies import POLICIES, policy_of
+from deep_optimizer_states.core.policies import POLICIES, takes
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 from deep_optimizer_states.errors import PlanError
+
+
+def read_plan(text):
+    """The plan of a text form."""
+    words = text.split()
+    before_norm = words.index(BAR) if BAR in words else 0
+    actions = [Action(int(word[:-3]), Kind(word[-3:])) for word in words if word != BAR]
+    return Plan(max(action.tile for action in actions) + 1, tuple(actions), before_norm)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +44,7 @@ from deep_optimizer_states.errors import PlanError
     ],
 )
 def test_a_policy_takes_subgroups_to_the_device(policy, stride, count, found):
-    assert {idx for idx in range(count) if policy_of(policy, stride).takes(idx)} == found
+    assert {idx for idx in range(count) if takes(policy, stride)(idx)} == found
 
 
 def test_a_config_takes_every_policy_and_auto():
@@ -80,7 +89,7 @@ def test_the_text_form_of_a_plan(given, text, resident, device, host):
     plan = plan_of(make(**given))
     assert str(plan) == text
     assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == (resident, device, host)
-    assert Plan.parse(text) == plan
+    assert read_plan(text) == plan
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_the_text_form_of_a_plan(given, text, resident, device, host):
     ],
 )
 def test_what_runs_before_the_norm_stands_before_a_bar(text):
-    plan = Plan.parse(text)
+    plan = read_plan(text)
     assert str(plan) == text
     assert plan.before_norm == text.split().index("|")
     assert set(plan.device_tiles) == {a.tile for a in plan.actions if a.kind is Kind.AHEAD}
@@ -110,29 +119,25 @@ BOTH_MEMORIES = "where 16-bit weights live in host memory"
         ("1CPU 1WTS | 0AHD 0H2D 0GPU 0D2H", "put it before the |"),
         ("0AHD | 0CPU 0WTS", "tile 0 gets '0AHD 0CPU 0WTS'"),
         ("0AHD | 0GPU 0D2H", "every tile needs"),
-        ("0CPU | 0WTS | 1CPU 1WTS", "'|': an action is"),
         ("0CPU 0WTS 0CPU 0WTS", "once"),
         ("0WTS 0CPU", "in that order"),
         ("0H2D 0D2H 0GPU", "in that order"),
         ("1CPU 1WTS", "tile 0 gets 'nothing'"),
-        ("0FLY", "0CPU"),
-        ("0CPU WTS", "'WTS'"),
-        ("0CPU0WTS", "'0CPU0WTS'"),
         *((text, BOTH_MEMORIES) for text in ("0CPU 1CPU 1WTS", "0GPU 0D2H 1GPU")),
         *((text, BOTH_MEMORIES) for text in ("0GPU 1CPU", "0CPU 0D2H")),
     ],
 )
 def test_broken_plans_are_refused(text, complaint):
     with pytest.raises(PlanError, match=complaint):
-        Plan.parse(text)
+        read_plan(text)
 
 
 @pytest.mark.parametrize(
     ("action", "words"),
     [
         (lambda: Plan(2, (Action(5, Kind.PREFETCH),)), "5H2D"),
-        (lambda: policy_of("stride", 0), "0"),
-        (lambda: policy_of("every-other", 2), "every-other"),
+        (lambda: takes("stride", 0), "0"),
+        (lambda: takes("every-other", 2), "every-other"),
         *((lambda n=n: cut_into_tiles([40], n), f"tile_numel {n}") for n in (0, 8, 24, -16)),
         *((lambda r=r: choose_resident_subgroups([1], r), f"ratio {r}") for r in (1.5, -0.5)),
     ],

@@ -46,7 +46,7 @@ from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.policies import TINY, FasterOfTwo
+from deep_optimizer_states.core.policies import TINY
 from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
@@ -202,10 +202,6 @@ class WorkInBackward:
         self._least_numel = TINY * largest
         tile_bytes = self._executor.element_bytes * largest
         self._room = Room(lanes, settings.prefetch_memory_bytes, tile_bytes)
-        self._ways = FasterOfTwo()
-        self._rests = False
-        self._rested = False
-        self._began_s = time.perf_counter()
         self._is_quiet = True
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
         slices, tiles_of = self._layout.slices, self._schedule.tiles_of
@@ -253,10 +249,8 @@ class WorkInBackward:
         """
         self.forget()
         self._room.next_window()
-        self._compare()
         self._is_quiet = (
             not may_work
-            or self._rests
             or not self._knows_order
             or (self._settings.step_before_norm and self._update.is_next_repeated)
         )
@@ -276,18 +270,6 @@ class WorkInBackward:
         if self._settings.just_in_time_forward:
             return self._gate.next_order()
         return range(len(self._schedule.tiles))
-
-    def _compare(self) -> None:
-        """Compare iterations with and without work in backward, under policy ``dynamic``.
-
-        An iteration waits for the end of the update before it. So it tells of a way only if the one
-        before went the same.
-        """
-        now_s = time.perf_counter()
-        seconds, self._began_s = now_s - self._began_s, now_s
-        rested, self._rested = self._rested, self._rests
-        if self._schedule.dynamic and self._knows_order and rested == self._rests:
-            self._rests = self._ways.next(self._rests, 1 / seconds, True)
 
     def gradient_is_final(self, ds_id: int) -> None:
         """Note that the last gradient of a parameter in this window is on its way home."""

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.adapter.update import (
-    UpdatePhase,
+    InterleavedOptimizer,
     refuse_autocast,
     settle_schedule,
     stand_in_for_step,
@@ -25,11 +24,10 @@ from deep_optimizer_states.adapter.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
 from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
 from deep_optimizer_states.config import Settings
-from deep_optimizer_states.core.update import Background
-from deep_optimizer_states.errors import ConfigError, UpdateError
+from deep_optimizer_states.errors import ConfigError
 
 
-class InterleavedZeroOptimizer(StockZeroOptimizer):
+class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
@@ -60,38 +58,19 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         **kwargs: Any,
     ) -> None:
         refuse_unmanaged(settings, is_managed)
-        self._settings = settings
+        self._open(init_optimizer, settings, _master_dtype(kwargs))
         self._is_managed = is_managed
         self._may_keep_grads = settings.keep_grads_on_device
-        self._closed = False
-        self._grad_scale = 1.0
         self._probes: list[Tensor] | None = None
-        self._change = contextlib.ExitStack()
         self._work_in_backward: WorkInBackward | None = None
-        master_dtype = _master_dtype(kwargs)
-        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline), master_dtype)
-        self._lanes = self._steppers.lanes
-        self.background = Background(self._lanes)
-        try:
+        with self._closing_on_failure():
             super().__init__(module, init_optimizer, *args, **kwargs)
             refuse_autocast(self)
-            self._update = UpdatePhase(
-                self,
-                self._settings,
-                self._steppers,
-                self._schedule,
-                self._homes,
-                self._gradients,
-                self.background,
-            )
+            self._update = self._make_update(self._schedule, self._homes, self._gradients)
             self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.near.bind_this_thread)
             self._update.announce(3, self._why_policy)
             self._gate.put_up()
-        except BaseException:
-            with contextlib.suppress(UpdateError):  # it says less than what happened first
-                self._close_lanes()
-            raise
 
     def _make_work_in_backward(self) -> WorkInBackward | None:
         if not self._settings.works_in_backward:
@@ -171,19 +150,8 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
         self._masters = masters
 
-    @property
-    def state(self) -> Any:
-        """Moments by master weight."""
-        self._settle()
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
-
     def _settle(self) -> None:
-        """Wait for the update, and drop copies of state, which whoever asks may write."""
-        self.background.wait()
+        super()._settle()
         if self._work_in_backward is not None:
             self._work_in_backward.drop()
 
@@ -196,9 +164,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
 
     def checkpoint_event_prologue(self) -> None:
         """Wait before a checkpoint until everything in flight has arrived."""
-        if not self.background.overlooks_failure:
-            self.background.refuse_to_save()
-        self.background.wait()
+        self._prepare_to_save()
         super().checkpoint_event_prologue()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
@@ -357,8 +323,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     def _optimizer_step(self, sub_group_id: int) -> None:
         if sub_group_id == 0:
             stand_in_for_step(self.optimizer)
-            # What is cut short from here on leaves wrong state behind.
-            self._change.enter_context(self.background.changing("engine.step()"))
+            self._begin_change()
             order = self._gate.next_order() if self._settings.just_in_time_forward else None
             self._update.launch(order, self._grad_scale)
 
@@ -372,25 +337,11 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
-        begun = getattr(self, "_update", None)
-        is_known = self._closed or self.background.has_failed or bool(begun and begun.is_begun)
-        try:
-            with self.background.overlooking_failure():
-                super().destroy()
-            if not is_known:
-                self.background.check()
-        finally:
-            self._gate.take_down()
-            self._gradients.close()
-            self._close_lanes()
-            self.__dict__.pop("_update", None)
-            self._work_in_backward = None
-
-    def _close_lanes(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.background.close()
-            self._lanes.close()
+        self._gate.take_down()
+        self._gradients.close()
+        with self._ending():
+            super().destroy()
+        self._work_in_backward = None
 
 
 def _master_dtype(kwargs: dict[str, Any]) -> torch.dtype:

@@ -194,10 +194,6 @@ class Device(abc.ABC):
         """Return whether a test wants this wait left out."""
         return False
 
-    def set_clock(self) -> None:
-        """Set the clock of recorded spans anew, which on a GPU loses digits as it runs."""
-        return
-
     def spare_bytes(self) -> int:
         """Return the device memory that no iteration so far has needed, a margin left out."""
         return sys.maxsize

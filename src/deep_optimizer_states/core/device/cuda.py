@@ -27,7 +27,6 @@ from typing_extensions import override
 from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Stamp, Wait
 from deep_optimizer_states.core.host import LaneCores
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
-from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import UpdateError
 
 if TYPE_CHECKING:
@@ -65,6 +64,11 @@ class _StreamEvent:
         with _naming(where):
             self.cuda.record(stream)
 
+    def seconds_since(self, other: Stamp) -> float:
+        assert isinstance(other, _StreamEvent), other
+        with _naming(self._where):
+            return float(1e-3 * other.cuda.elapsed_time(self.cuda))
+
     def reached(self) -> bool:
         with _naming(self._where):
             return bool(self.cuda.query())
@@ -77,67 +81,18 @@ class _StreamEvent:
             time.sleep(_POLL_S)
 
 
-class _StreamStamp(_StreamEvent):
-    """A CUDA event that keeps its time."""
-
-    def __init__(self, stream: torch.cuda.Stream, where: str) -> None:
-        super().__init__(stream, where, keep_time=True)
-
-    def seconds_since(self, other: Stamp) -> float:
-        assert isinstance(other, _StreamStamp), other
-        with _naming(self._where):
-            return float(1e-3 * other.cuda.elapsed_time(self.cuda))
-
-
-class _Clock:
-    """Times work on streams with CUDA's own events, on the host's clock."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._own_stream = torch.cuda.Stream()  # idle: nobody's work is waited for
-        self.set()
-
-    def set(self) -> None:
-        """Read both clocks at the same moment."""
-        zero = _StreamStamp(self._own_stream, "the clock")
-        with _naming("the clock"):
-            zero.cuda.synchronize()  # not polled: the two moments would lie apart
-        self._zero = zero, time.perf_counter()  # one assignment: another thread reads it
-
-    def time(
-        self, lane: str, what: str, stream: torch.cuda.Stream, work: Callable[[], None]
-    ) -> None:
-        """Do ``work`` between two events of ``stream``."""
-        where = f"lane {lane} ({what})"
-        begin = _StreamStamp(stream, where)
-        work()
-        end = _StreamStamp(stream, where)
-        zero, zero_s = self._zero
-
-        def resolve() -> Span:
-            end.synchronize()  # a flush of the next backward may have come in meanwhile
-            first, last = (zero_s + event.seconds_since(zero) for event in (begin, end))
-            return Span(lane, what, first, last)
-
-        self._recorder.add_later(resolve)
-
-
 class _StreamLane:
     """Work on one side stream."""
 
-    def __init__(self, name: str, device: torch.device, clock: _Clock | None) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
         self._stream = torch.cuda.Stream(device)
         self._last = "nothing yet"
-        self._clock = clock
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         self._last = what
         with _naming(f"lane {self.name}, {what}"), torch.cuda.stream(self._stream):
-            if self._clock is None:
-                work()
-            else:
-                self._clock.time(self.name, what, self._stream, work)
+            work()
         for tensor in uses:
             # The caching allocator must not hand the memory out again before the lane is done.
             tensor.record_stream(self._stream)
@@ -148,7 +103,7 @@ class _StreamLane:
             self._stream.wait_event(event.cuda)
 
     def stamp(self) -> Stamp:
-        return _StreamStamp(self._stream, self._where)
+        return _StreamEvent(self._stream, self._where, keep_time=True)
 
     def record(self) -> Event:
         return _StreamEvent(self._stream, self._where)
@@ -163,23 +118,15 @@ class CudaDevice(Device):
 
     Args:
         tail_mode: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
-        recorder: Gets a span for each piece of work.
     """
 
-    def __init__(self, tail_mode: int, recorder: Recorder | None = None) -> None:
+    def __init__(self, tail_mode: int) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._tail_mode = tail_mode
         self._locked: list[weakref.finalize[..., Any]] = []
-        self._clock = None if recorder is None else _Clock(recorder)
         self.h2d, self.compute, self.d2h, self.weights, self.grads = (
-            _StreamLane(name, self._device, self._clock)
-            for name in ("H2D", "GPU", "D2H", "weights", "grads")
+            _StreamLane(name, self._device) for name in ("H2D", "GPU", "D2H", "weights", "grads")
         )
-
-    @override
-    def set_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.set()
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:

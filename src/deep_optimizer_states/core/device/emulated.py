@@ -23,7 +23,6 @@ from deep_optimizer_states.core.device.base import (
     WAIT_TIMEOUT_S,
     Device,
     Event,
-    Lane,
     Latch,
     Reached,
     Stamp,
@@ -31,8 +30,10 @@ from deep_optimizer_states.core.device.base import (
 )
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
-from deep_optimizer_states.core.timeline import WAIT, Recorder
 from deep_optimizer_states.errors import UpdateError
+
+WAIT = "wait: "
+"""Begins the name of work in which a lane waits for another."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,9 @@ class _Stamp:
 class _ThreadLane:
     """A FIFO thread. After a failure it does no more work but still reaches its events."""
 
-    def __init__(self, name: str, faults: Faults, recorder: Recorder | None = None) -> None:
+    def __init__(self, name: str, faults: Faults) -> None:
         self.name = name
         self._faults = faults
-        self._recorder = recorder
         self._random = random.Random(f"{faults.seed}/{name}")
         self._queue: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
         self._failure: UpdateError | None = None
@@ -153,7 +153,6 @@ class _ThreadLane:
     def _attempt(self, what: str, work: Callable[[], None]) -> None:
         if self._faults.jitter_s:
             time.sleep(self._random.uniform(0.0, self._faults.jitter_s))
-        begin = time.perf_counter()
         try:
             work()
         except UpdateError as error:  # of a lane that this one waited for
@@ -161,8 +160,6 @@ class _ThreadLane:
         except Exception as error:  # noqa: BLE001 - re-raised in the caller by synchronize()
             self._failure = UpdateError(f"lane {self.name}, {what}: {error!r}")
             self._failure.__cause__ = error
-        if self._recorder is not None:
-            self._recorder.add(self.name, what, begin, time.perf_counter())
 
 
 class EmulatedDevice(Device):
@@ -171,27 +168,14 @@ class EmulatedDevice(Device):
     Args:
         adam: The host kernel, which is also the device's: same bits by construction.
         faults: What a test breaks on purpose.
-        recorder: Gets a span for each piece of work.
     """
 
-    def __init__(
-        self,
-        adam: HostAdam,
-        faults: Faults | None = None,
-        recorder: Recorder | None = None,
-    ) -> None:
+    def __init__(self, adam: HostAdam, faults: Faults | None = None) -> None:
         self._adam = adam
         self._faults = faults or Faults()
-        self._lanes = [
-            _ThreadLane(name, self._faults, recorder)
-            for name in ("H2D", "GPU", "D2H", "weights", "grads")
-        ]
+        names = ("H2D", "GPU", "D2H", "weights", "grads")
+        self._lanes = [_ThreadLane(name, self._faults) for name in names]
         self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
-
-    @property
-    @override
-    def lanes(self) -> tuple[Lane, ...]:
-        return tuple(self._lanes)
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import deep_optimizer_states
 from configs.schema import Model, Point
-from configs.study import make_point
 from launch.trainer import deepspeed_adapter, loop
 from launch.trainer.deepspeed_adapter import CosineSchedule
 from launch.trainer.loop import PeakMemory, learning_rate
 from launch.trainer.runfile import RunFile
-from launch.trainer.runtime import eager_imports, plugin_installed
+from launch.trainer.runtime import eager_imports
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
 CPU = torch.device("cpu")
@@ -169,13 +167,3 @@ def test_imports_are_eager_only_inside_the_context():
         assert torch.compile(decorated) is decorated
     assert torch.compile is compiler
     assert decorated() == 1
-
-
-@pytest.mark.parametrize("given", ["timeline", "/elsewhere/lanes", ""])
-def test_a_timeline_of_a_relative_folder_lies_in_the_run_folder(tmp_path, monkeypatch, given):
-    monkeypatch.setattr(deep_optimizer_states, "install", lambda: None)
-    block = {"enabled": True, "policy": "dynamic", "timeline": given}
-    config, point = {"deep_optimizer_states": block}, make_point({"model": "tiny"})
-    with plugin_installed(RunFile(tmp_path, point, config, Path("data"), Path("metrics"))):
-        pass
-    assert block["timeline"] == (str(tmp_path / given) if given else "")
