@@ -3,18 +3,16 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import default_study, make_point
+from configs.study import make_point
 from deep_optimizer_states import stale_locks
 from launch import execute
-from launch.execute import RunOptions, companions, describe, ready_extensions, start_of
+from launch.execute import RunOptions, companions, describe, ready_extensions
 from launch.fit import Machine
 
 
 @pytest.fixture
 def point():
     return make_point({"model": "tiny"})
-
-
 
 
 def test_data_that_are_not_there_are_named_before_a_run():

@@ -10,7 +10,6 @@ from configs.schema import Model, Point
 from launch.trainer import deepspeed_adapter, loop
 from launch.trainer.deepspeed_adapter import CosineSchedule
 from launch.trainer.loop import PeakMemory, learning_rate
-from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import eager_imports
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
