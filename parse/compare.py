@@ -134,7 +134,7 @@ def _judge_closeness(gate: Gate, name: str, reference: Log, ours: Log) -> Judgem
     if gate.quantity == "loss":
         pairs = common_losses(reference, ours, both_exact(reference, ours))
     else:
-        pairs = in_common(reference, ours, lambda record: record.grad_norm)
+        pairs = in_common(reference, ours, lambda record: record.printed.get("grad_norm"))
     if not common:
         return Judgement("", "", _NOTHING_TO_COMPARE)
     if len(pairs) < len(common):

@@ -45,6 +45,8 @@ class Row(NamedTuple):
     """Matches the value behind a label, from end to end; or is searched for, with one group."""
     unit: str = ""
     kind: Callable[[str], Setting] = float
+    is_column: bool = False
+    """Is it a column of ``iterations.csv``?"""
 
 
 _DECIMAL = r"\d{1,12}(?:\.\d{0,20})?"
@@ -55,23 +57,24 @@ _WITH_AVERAGE = rf"{_DECIMAL}(?: \(avg {_DECIMAL}\))?"
 _WITH_MOE_DETAIL = rf"{_DECIMAL}(?: \([^()]*\))?"
 
 ITERATION_FIELDS = {
-    "consumed samples": Row("samples", _INTEGER, "samples", int),
-    "consumed tokens": Row("tokens", _INTEGER, "tokens", int),
-    "elapsed time per iteration (ms)": Row("elapsed_ms", _DECIMAL, "ms"),
-    "elapsed time per iteration (s)": Row("interval_s", _DECIMAL, "s"),
-    "learning rate": Row("learning_rate", _NUMBER),
-    "global batch size": Row("global_batch_size", _INTEGER, "samples", int),
-    "lm loss": Row("loss", _LOSS, "nats"),
-    "grad norm": Row("grad_norm", _LOSS),
-    "actual seqlen": Row("seq_length", _INTEGER, "tokens", int),
-    "number of skipped iterations": Row("skipped", _INTEGER, "iterations", int),
-    "number of nan iterations": Row("nan", _INTEGER, "iterations", int),
-    "samples per second": Row("samples_per_s", _DECIMAL, "samples/s"),
-    "TFLOPs": Row("tflops", _DECIMAL, "TFLOP/s"),
+    "grad norm": Row("grad_norm", _LOSS, is_column=True),
+    "learning rate": Row("learning_rate", _NUMBER, is_column=True),
+    "TFLOPs": Row("tflops", _DECIMAL, "TFLOP/s", is_column=True),
     "throughput per GPU (TFLOP/s/GPU)": Row("tflops", _WITH_AVERAGE, "TFLOP/s"),
     "compute per GPU (TFLOP/s/GPU)": Row("tflops", _WITH_AVERAGE, "TFLOP/s"),
+    "consumed tokens": Row("tokens", _INTEGER, "tokens", int, is_column=True),
+    "number of skipped iterations": Row("skipped", _INTEGER, "iterations", int, is_column=True),
+    "consumed samples": Row("samples", _INTEGER, "samples", int),
+    "elapsed time per iteration (ms)": Row("elapsed_ms", _DECIMAL, "ms"),
+    "elapsed time per iteration (s)": Row("interval_s", _DECIMAL, "s"),
+    "global batch size": Row("global_batch_size", _INTEGER, "samples", int),
+    "lm loss": Row("loss", _LOSS, "nats"),
+    "actual seqlen": Row("seq_length", _INTEGER, "tokens", int),
+    "number of nan iterations": Row("nan", _INTEGER, "iterations", int),
+    "samples per second": Row("samples_per_s", _DECIMAL, "samples/s"),
 }
 """Megatron's line at the end of an iteration, by label."""
+ITERATION_COLUMNS = tuple(row.name for row in ITERATION_FIELDS.values() if row.is_column)
 TIMER_FIELDS = {
     **dict.fromkeys(("fwd", "forward"), Row("forward_ms", _WITH_MOE_DETAIL, "ms")),
     **dict.fromkeys(("bwd", "backward"), Row("backward_ms", _DECIMAL, "ms")),
@@ -405,8 +408,9 @@ class _Reader:
         record = self._end(number)
         record.iteration_s = _iteration_seconds(line, self.open.interval_timers)
         record.loss = line.loss
-        for name in ("grad_norm", "learning_rate", "tflops", "tokens", "skipped"):
-            setattr(record, name, line.values.get(name))
+        record.printed = {
+            name: line.values[name] for name in ITERATION_COLUMNS if name in line.values
+        }
         record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self.open, self._left_out = _Open(), 0
@@ -740,9 +744,11 @@ def attach_metrics(log: Log) -> None:
         milliseconds = as_number(event.get("iteration_ms"))
         if record.iteration_s is None and milliseconds is not None:
             record.iteration_s = milliseconds / 1000
-        for name in (*(f"{phase}_ms" for phase in PHASES), "grad_norm", "learning_rate"):
+        for name in (f"{phase}_ms" for phase in PHASES):
             if getattr(record, name) is None:
                 setattr(record, name, as_number(event.get(name)))
+        for name in ("grad_norm", "learning_rate"):
+            record.printed.setdefault(name, as_number(event.get(name)))
     log.iterations = [records[number] for number in sorted(records)]
     start = {key: value for key, value in metrics.start.items() if isinstance(value, int)}
     # The log counts what tensor-parallel ranks share once a rank, the start event once.

@@ -47,14 +47,10 @@ class Iteration:
     """Printed digits; NaN when the line leaves the loss out, None when it cannot be read."""
     exact_loss: float | None = None
     """Full precision, from ``metrics.jsonl``."""
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    tflops: float | None = None
-    """TFLOP/s of one GPU, as Megatron counts them."""
-    tokens: int | None = None
-    """Tokens consumed so far."""
-    skipped: int | None = None
-    """Iterations skipped by the loss scaler."""
+    printed: dict[str, Any] = field(default_factory=dict)
+    """The other figures of its line that are columns: ``grad_norm``, ``learning_rate``, ``tflops``
+    (of one GPU, as Megatron counts them), ``tokens`` (consumed so far), ``skipped`` (iterations
+    skipped by the loss scaler)."""
     host_memory_gib: float | None = None
     """Most host memory in use on the machine that the iteration's memory lines show."""
     device_memory_gib: float | None = None

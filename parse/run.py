@@ -232,7 +232,7 @@ def read_values(path: Path) -> Log:
     except ConfigError as error:
         raise LogError(str(error)) from None
     numbers = {name: _figure(value) for name, value in values.items()}
-    record = Iteration(1, tflops=numbers.get("tflops"))
+    record = Iteration(1, printed={"tflops": numbers.get("tflops")})
     if (iteration_ms := numbers.get("iteration_ms")) is not None:
         record.iteration_s = iteration_ms / 1000
     for phase in PHASES:

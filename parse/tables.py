@@ -18,6 +18,7 @@ from typing import Any
 from configs.files import read_json, write_text
 from configs.naming import Namer
 from configs.study import Study
+from parse.log import ITERATION_COLUMNS
 from parse.records import LogError, after_warmup, as_number
 from parse.run import GIB, SAMPLE_COLUMNS, Run, group_points
 
@@ -98,8 +99,7 @@ def _iteration_columns(study: Study) -> list[str]:
     """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
     return [
         *(*engine_fields(study), "iteration", "warmup", "loss", *_times(study)),
-        *("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib"),
-        *("tokens", "skipped", "source", *_EVALUATION),
+        *(*ITERATION_COLUMNS, "host_memory_gib", "device_memory_gib", "source", *_EVALUATION),
     ]
 
 
@@ -175,7 +175,8 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
     times = {name: run.times_ms(name.removesuffix("_ms"), warmup) for name in _times(run.study)}
     medians = {name: median(found) if found else None for name, found in times.items()}
-    tflops = [r.tflops for r in after_warmup(log.iterations, skipped) if r.tflops is not None]
+    printed = [record.printed.get("tflops") for record in after_warmup(log.iterations, skipped)]
+    tflops = [figure for figure in printed if figure is not None]
     end = log.metrics.end if log.metrics else {}
     return {
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
@@ -261,6 +262,7 @@ def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
         yield {
             **same,
             **vars(record),
+            **record.printed,
             **{name: record.phase_ms(name.removesuffix("_ms")) for name in _times(run.study)},
             "loss": None if loss is None else repr(loss),
             "warmup": int(position < skipped),

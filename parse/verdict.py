@@ -133,7 +133,7 @@ def judge_log(log: Log) -> LossVerdict:
     records = log.iterations
     steps = [after.iteration - before.iteration for before, after in pairwise(records)]
     covered = sum(steps) + min(steps, default=1)
-    skipped = sum(record.skipped or 0 for record in records)
+    skipped = sum(record.printed.get("skipped") or 0 for record in records)
     if records and skipped >= covered:
         return LossVerdict("skipped", records[0].iteration, skipped=skipped)
     return judge_loss(((r.iteration, r.loss) for r in log.iterations), log.vocab_sizes)

@@ -25,6 +25,7 @@ def as_data(path):
     log = read_log(path)
     records = [dataclasses.asdict(record) for record in log.iterations]
     for record in records:
+        record |= record.pop("printed")
         for name, value in record.items():
             if isinstance(value, float) and math.isnan(value):
                 record[name] = "nan"

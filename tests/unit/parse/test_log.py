@@ -222,7 +222,7 @@ def test_every_log_of_the_authors_is_read_whole():
     for log in logs:
         expected = 5 if "TP-motivation" in str(log.path) else 10
         assert (len(log.iterations), log.rejects, log.notes) == (expected, [], [])
-        assert all(r.iteration_s and r.update_ms and r.tflops for r in log.iterations)
+        assert all(r.iteration_s and r.update_ms and r.printed["tflops"] for r in log.iterations)
         assert None not in losses(log)
 
 
@@ -456,7 +456,7 @@ def test_exact_figures_are_attached(read, write_metrics):
     write_metrics(exact, weights_sha256="ab", optimizer_sha256=None)
     log = read()
     assert [r.exact_loss for r in log.iterations] == exact
-    assert (log.iterations[3].grad_norm, log.iterations[0].update_ms) == (0.5, 30.75)
+    assert (log.iterations[3].printed["grad_norm"], log.iterations[0].update_ms) == (0.5, 30.75)
     assert log.iterations[0].phase_ms("dry") == 2.5
     assert (log.parameters, log.vocab_size, log.world_size) == (42, 128, 1)
     assert log.metrics.digest("weights_sha256") == "ab"
