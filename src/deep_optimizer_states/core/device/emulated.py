@@ -7,11 +7,13 @@ that a missing wait shows as a wrong result instead of passing by luck.
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,8 @@ from deep_optimizer_states.errors import UpdateError
 
 WAIT = "wait: "
 """Begins the name of work in which a lane waits for another."""
+LONGEST_END_S = 5.0
+"""For so long the end of the process waits for a lane, which may wait for another one itself."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ class _Stamp:
         return self.time_s - other.time_s
 
 
+_LANES: weakref.WeakSet[_ThreadLane] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_lanes() -> None:
+    """Let lanes finish before Python ends: a thread that is in torch then aborts the process."""
+    for lane in list(_LANES):
+        lane.end(LONGEST_END_S)
+
+
 class _ThreadLane:
     """A FIFO thread. After a failure it does no more work but still reaches its events."""
 
@@ -105,6 +119,7 @@ class _ThreadLane:
             target=self._run, name=f"deep_optimizer_states/{name}", daemon=True
         )
         self._thread.start()
+        _LANES.add(self)
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         self._require_open(what)
@@ -135,8 +150,12 @@ class _ThreadLane:
 
     def close(self) -> None:
         self._is_closed = True
+        self.end(self._faults.timeout_s)
+
+    def end(self, within_s: float) -> None:
+        """Finish what is queued, and end the thread."""
         self._queue.put(None)
-        self._thread.join(self._faults.timeout_s)
+        self._thread.join(within_s)
 
     def _require_open(self, what: str) -> None:
         if self._is_closed:
