@@ -74,5 +74,5 @@ def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_into_it_is_ove
     device.synchronize()
     device.close()
     assert [tensor.data_ptr() for tensor in used] == [
-        tensor.data_ptr() for tensor in executor._ahead[0].tensors
+        tensor.data_ptr() for tensor in executor.ahead[0].tensors
     ]

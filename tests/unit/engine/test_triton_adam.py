@@ -303,7 +303,7 @@ def test_updates_of_16_bit_state_compile_nothing_either(launch, device):
     launches, adam, bf16 = launch(90), TritonAdam(TAIL.mode), torch.bfloat16
     device.adam = adam.step
     states = [(bf16, torch.float32), (bf16, bf16)]
-    steppers = Steppers(TAIL, ADAM, device, None, pow_on_repeat=False, state_dtypes=states[0])
+    steppers = Steppers(TAIL, ADAM, device, pow_on_repeat=False, state_dtypes=states[0])
     steppers.check(True, bf16, bf16)
     compiled = variants(launches)
     step_tiles(adam, [bf16], states)
