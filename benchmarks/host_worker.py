@@ -66,7 +66,7 @@ class StockPasses:
         grad: bf16 gradients.
     """
 
-    def __init__(self, op: Any, master: Tensor, grad: Tensor) -> None:  # noqa: ANN401 - untyped op
+    def __init__(self, op: Any, master: Tensor, grad: Tensor) -> None:
         self._op = op
         self._grad = grad
         self._grad32 = torch.empty_like(master)
@@ -248,7 +248,7 @@ def _equal(made: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _trained(engine: Any) -> list[torch.Tensor]:  # noqa: ANN401 - DeepSpeed's
+def _trained(engine: Any) -> list[torch.Tensor]:
     groups = read_state(engine)
     return [each for group in groups for part in vars(group).values() for each in part]
 

@@ -42,7 +42,7 @@ def complain(text: str) -> None:
 class Parser(argparse.ArgumentParser):
     """Takes ``-`` or ``_`` in an option's name, and names the nearest of an unknown one."""
 
-    def __init__(self, prog: str | None = None, description: str = "", **more: Any) -> None:  # noqa: ANN401
+    def __init__(self, prog: str | None = None, description: str = "", **more: Any) -> None:
         more.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         more.setdefault("allow_abbrev", False)
         super().__init__(prog=prog, description=description, **more)

@@ -41,12 +41,10 @@ class FieldRow(Table):
         return self
 
     @property
-    def annotation(self) -> Any:  # noqa: ANN401 - a type for pydantic
+    def annotation(self) -> Any:
         """The field's type with its limits."""
-        limits = {"ge": self.minimum, "le": self.maximum, "lt": self.below}
-        given = {name: value for name, value in limits.items() if value is not None}
         kind: Any = _TYPES[self.type]
-        return Annotated[kind, Field(**given)] if given else kind  # type: ignore[call-overload]
+        return Annotated[kind, Field(ge=self.minimum, le=self.maximum, lt=self.below)]
 
     def text(self, value: object) -> str:
         """Return a value as names show it: ``10M``, ``0.5``, ``bf16``."""

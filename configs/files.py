@@ -69,7 +69,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:  # noqa: ANN401
+def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:

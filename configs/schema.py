@@ -100,7 +100,8 @@ class Point(Table):
     """
 
     study: ClassVar[Study] = None  # type: ignore[assignment]
-    """The study whose engine and fields it has; a bare Point, which no run has, is of none."""
+    """The study whose engine and fields it has; :attr:`configs.study.Study.point_type` sets it.
+    Only tests make a point of no study."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
     model: Model
@@ -227,7 +228,7 @@ class Point(Table):
             raise TypeError("a point of no study has no engine")
         return self.study.engines[self.engine]
 
-    def value(self, name: str) -> Any:  # noqa: ANN401 - any field
+    def value(self, name: str) -> Any:
         """Return a field's value, be it of the study, of the model (``model.NAME``) or derived."""
         if name.startswith(MODEL_PREFIX):
             return getattr(self.model, name.removeprefix(MODEL_PREFIX))

@@ -114,7 +114,6 @@ class Engine(Table):
     """One way to run a point: a change of DeepSpeed's config and what comes with it."""
 
     title: str  # in legends
-    tag: str = Field(max_length=4)  # shortest name, for below a bar
     description: str = ""
     aliases: tuple[str, ...] = ()
     style: Style = Style()
@@ -247,7 +246,7 @@ class Study(Table):
         """Fields of every point that the engines fix, so that the engine's name says them."""
         return tuple(dict.fromkeys(name for row in self.engines.values() for name in row.sets))
 
-    def fixed_value(self, engine: str, name: str) -> Any:  # noqa: ANN401 - any field
+    def fixed_value(self, engine: str, name: str) -> Any:
         """Return the value that an engine has of a field that engines fix."""
         return self.engines[engine].sets.get(name, Point.model_fields[name].default)
 

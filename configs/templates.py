@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def filled(template: object, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a TOML holds
+def filled(template: object, values: Mapping[str, Any]) -> Any:
     """Return a template with its fields put in.
 
     ``"{stride}"`` alone becomes the value with its type; within a longer text it becomes text.
@@ -29,8 +29,10 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = laid_over(old, value) if both else value  # type: ignore[arg-type]
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = laid_over(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -95,7 +95,7 @@ def _parser() -> Parser:
     parser = Parser("python -m dataset", "Text to tokens.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def add(name: str, run: Any, text: str, description: str, interrupted: str) -> Any:  # noqa: ANN401
+    def add(name: str, run: Any, text: str, description: str, interrupted: str) -> Any:
         one = commands.add_parser(name, help=text, description=description)
         one.set_defaults(run=run, after_interrupt=interrupted)
         return one.add_argument
@@ -125,7 +125,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_recipe(add: Any) -> None:  # noqa: ANN401
+def _add_recipe(add: Any) -> None:
     add("--input", nargs="+", required=True, metavar="FILE",
         help="as for prepare; of a .txt each line is one")  # fmt: skip
     add("--output", type=Path, required=True, metavar="FOLDER",
@@ -134,7 +134,7 @@ def _add_recipe(add: Any) -> None:  # noqa: ANN401
     add("--workers", type=count, help="processes (one a core)")
 
 
-def _add_prepare(add: Any) -> None:  # noqa: ANN401
+def _add_prepare(add: Any) -> None:
     add("corpus", nargs="?", choices=[OSCAR], help="a corpus to fetch")
     add("--input", nargs="+", metavar="FILE",
         help="files or globs: .jsonl, .json (JSON lines), .txt (also .xz, .gz or .zst), "
@@ -302,7 +302,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _web() -> Any:  # noqa: ANN401
+def _web() -> Any:
     try:
         from dataset import web
     except ImportError as error:
@@ -328,7 +328,7 @@ def _decontaminate(arguments: argparse.Namespace) -> int:
     return _recipe(arguments, _web().decontaminate, evaluation)
 
 
-def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:  # noqa: ANN401
+def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:
     from dataset.readers import find
 
     output = arguments.output.absolute()

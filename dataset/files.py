@@ -119,7 +119,7 @@ def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def progress(label: str, total_bytes: int) -> Any:  # noqa: ANN401
+def progress(label: str, total_bytes: int) -> Any:
     """Return tqdm's bar over bytes: on a terminal at once, in a log a line now and then."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 

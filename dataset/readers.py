@@ -264,7 +264,7 @@ class Record:
     """By key: the document's sequences, one unless the file has it split into sentences."""
 
 
-def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | str:  # noqa: ANN401
+def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | str:
     """Return the texts of a raw record, or why it cannot be used.
 
     A plain text is that of the first key.

@@ -83,7 +83,7 @@ class Files(PipelineStep):
         super().__init__()
         self.files, self.key = files, key
 
-    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:  # noqa: ANN401
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Yield the texts of this task."""
         for file in self.files[rank::world_size]:
             reading, bad = Reading((file,), (self.key,), "line"), list[Bad]()
@@ -105,7 +105,7 @@ def _writer(folder: Path) -> JsonlWriter:
 
 
 @cache
-def _language_model() -> Any:  # noqa: ANN401
+def _language_model() -> Any:
     from py3langid import langid
 
     path = langid.MODEL_DIR / langid.MODEL_FILE  # it comes with the package

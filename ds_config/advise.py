@@ -256,7 +256,7 @@ def chosen(rungs: list[Rung]) -> int | None:
 def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield name, DeepSpeed's JSON and checkpointing of each rung."""
 
-    def config(stage: int, micro_batch: int = 1, dtype: str = task.dtype, **zero: Any) -> Any:  # noqa: ANN401
+    def config(stage: int, micro_batch: int = 1, dtype: str = task.dtype, **zero: Any) -> Any:
         # A smaller micro-batch is made up for by accumulation.
         accumulation = task.micro_batch // micro_batch
         return {
@@ -269,12 +269,12 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
             "zero_optimization": {"stage": stage, **zero},
         }
 
-    def ours(dtype: str, **zero: Any) -> Any:  # noqa: ANN401
+    def ours(dtype: str, **zero: Any) -> Any:
         zero |= {"offload_optimizer": CPU, "sub_group_size": SUBGROUP_NUMEL}
         block = {"enabled": True, "policy": "auto"}
         return {**config(3, dtype=dtype, **zero), "deep_optimizer_states": block}
 
-    def narrow(dtype: str, **zero: Any) -> Any:  # noqa: ANN401
+    def narrow(dtype: str, **zero: Any) -> Any:
         # Master weights, the gradients beside them and both moments are kept in 16 bits.
         made = ours(dtype, **zero)
         made[dtype][f"{dtype}_master_weights_and_grads"] = True

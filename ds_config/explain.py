@@ -127,7 +127,7 @@ def walk(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, Any]]:
 
 def _line(
     key: Key,
-    value: Any,  # noqa: ANN401 - any value
+    value: Any,
     table: Mapping[str, Any],
     fact: KeyFact,
 ) -> KeyLine:
@@ -144,7 +144,7 @@ def _line(
 def _judge_known(
     found: Explanation,
     key: Key,
-    value: Any,  # noqa: ANN401 - any value
+    value: Any,
     known: Mapping[Key, KeyFact],
 ) -> None:
     name, fact = ".".join(key), known[key]
@@ -215,7 +215,7 @@ def _gone(key: Key) -> str:
     return gone.get(key[0]) or words().get(key, key[-1]).partition(":")[0]
 
 
-def text_of(value: Any) -> str:  # noqa: ANN401
+def text_of(value: Any) -> str:
     """Return a default as a sentence or a table has it: 5e+08 where that is the whole number."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -293,7 +293,7 @@ def as_text(source: str, found: Explanation) -> str:
     return "\n".join(lines)
 
 
-def _value_text(value: Any) -> str:  # noqa: ANN401
+def _value_text(value: Any) -> str:
     """Return a value as one writes it: sizes of 1e9 elements are whole numbers."""
     whole = isinstance(value, float) and value.is_integer() and abs(value) >= 1e3
     return f"{value:.15g}" if whole else json.dumps(value, default=str)

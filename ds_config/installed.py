@@ -47,15 +47,15 @@ class _Block(dict[str, Any]):
         self._note(str(name))
         return super().__contains__(name)
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - any value
+    def __getitem__(self, name: str) -> Any:
         self._note(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - any value
+    def get(self, name: str, default: Any = None) -> Any:
         self._note(name, default)
         return super().get(name, default)
 
-    def keys(self) -> Any:  # noqa: ANN401 - `name in block.keys()` is a lookup, too
+    def keys(self) -> Any:
         return self
 
     def __copy__(self) -> _Block:

@@ -215,5 +215,5 @@ def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_number(value: Any, least: float = -math.inf) -> bool:  # noqa: ANN401
+def _is_number(value: Any, least: float = -math.inf) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= least

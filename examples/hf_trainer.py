@@ -50,7 +50,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
 TINY_SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 
 
-def auto_values(asked: Any, used: Any, path: str = "") -> dict[str, Any]:  # noqa: ANN401 - JSON
+def auto_values(asked: Any, used: Any, path: str = "") -> dict[str, Any]:
     """What stands where a config said ``"auto"``, by its path: ``zero_optimization.stage``."""
     if asked == "auto":
         return {path: used}
@@ -110,7 +110,7 @@ def main() -> None:
             "labels": batch.labels,
         }
 
-    def accuracy(prediction: Any) -> dict[str, float]:  # noqa: ANN401 - Trainer's
+    def accuracy(prediction: Any) -> dict[str, float]:
         hits = prediction.predictions.argmax(-1) == prediction.label_ids
         return {"accuracy": float(hits.mean())}
 

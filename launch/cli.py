@@ -70,7 +70,7 @@ def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]
 def add_run_options(parser: Parser, echo: bool) -> None:
     """Add the options of every command that starts runs."""
 
-    def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
+    def value(flag: str, metavar: str, text: str, **more: Any) -> None:
         parser.add_argument(flag, metavar=metavar, help=text, **more)
 
     cli.add_results_dir(parser)

@@ -72,7 +72,7 @@ def sheet(
     inches: float,
     shape: tuple[int, int],
     notes: Iterable[str],
-    **layout: Any,  # noqa: ANN401 - as matplotlib's subplots takes it
+    **layout: Any,
 ) -> Iterator[tuple[Figure, Any]]:
     """Make a figure of panels in the paper's style, a legend above them and a footnote below.
 

@@ -94,7 +94,7 @@ def main() -> int:
     os._exit(0)
 
 
-def _config_of(case: dict[str, Any]) -> Any:  # noqa: ANN401
+def _config_of(case: dict[str, Any]) -> Any:
     config = transformers.AutoConfig.for_model(**case["sizes"])
     config.use_cache = False
     if config.model_type == "bert":
@@ -118,7 +118,7 @@ def _work_once(case: dict[str, Any]) -> None:
     DeepSpeedCPUAdam([weight]).step()
 
 
-def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
+def _load(case: dict[str, Any]) -> Any:
     """Build the model as a user does: under ``zero.Init`` for stage 3, else whole in its type."""
     config = case["ds_config"]
     torch.manual_seed(0)

@@ -104,12 +104,12 @@ class Gpus:
             self._ask(self._nvml.nvmlShutdown)
             self._nvml, self._handles = None, []
 
-    def _handle(self, name: str) -> Any:  # noqa: ANN401
+    def _handle(self, name: str) -> Any:
         if name.isdigit():
             return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
         return self._nvml.nvmlDeviceGetHandleByUUID(name)
 
-    def _ask(self, question: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def _ask(self, question: Callable[[], Any]) -> Any:
         with contextlib.suppress(self._nvml.NVMLError):
             return question()
         return None

@@ -98,7 +98,7 @@ class MicroBatches:
     of one data-parallel rank read the same samples.
     """
 
-    def __init__(self, samples: Any, point: Point, dp_rank: int, device: torch.device) -> None:  # noqa: ANN401
+    def __init__(self, samples: Any, point: Point, dp_rank: int, device: torch.device) -> None:
         self._samples = samples
         self._point = point
         self._dp_rank = dp_rank

@@ -213,7 +213,7 @@ class PeakMemory:
         return peak
 
 
-def state_digests(engine: Any) -> Digests:  # noqa: ANN401 - DeepSpeed's
+def state_digests(engine: Any) -> Digests:
     """Fingerprint the 16-bit weights, and the master weights with both moments, of all ranks.
 
     Every rank hashes what it holds: under ZeRO-3 its partitions without their padding, which is

@@ -31,7 +31,7 @@ def _set_rng_state(new_state: torch.Tensor, device: object = -1, graph_safe: boo
     torch.set_rng_state(new_state)
 
 
-def _add(self: Any, name: str, seed: int) -> None:  # noqa: ANN401 - a CudaRNGStatesTracker
+def _add(self: Any, name: str, seed: int) -> None:
     """Make a tracker's named state from a seed; the generator itself stays as it is."""
     self._is_initialized = True
     self.states_[name] = torch.Generator(device="cpu").manual_seed(seed).get_state()
@@ -53,10 +53,10 @@ PATCHED = (
 class _TorchOnCpu:
     """torch as megatron-core's schedules see it, whose counter of tokens names a CUDA device."""
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of torch
+    def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def zeros(self, *size: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401 - as torch.zeros
+    def zeros(self, *size: Any, **options: Any) -> torch.Tensor:
         return torch.zeros(*size, **{**options, "device": "cpu"})
 
 

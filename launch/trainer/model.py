@@ -34,7 +34,7 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
 """What tells the architectures apart, in megatron-core's words."""
 
 
-def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
+def transformer_config(point: Point, on_cpu: bool) -> Any:
     """Return the point's model in megatron-core's words; there is no dropout.
 
     Fusions that need apex or Transformer Engine are off. Without CUDA the weights are made whole
@@ -80,7 +80,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
     )
 
 
-def make_gpt(point: Point, on_cpu: bool, stage: int = 0) -> Any:  # noqa: ANN401 - GPTModel
+def make_gpt(point: Point, on_cpu: bool, stage: int = 0) -> Any:
     """Make a pipeline stage's part of the model, with its initial weights.
 
     The first stage looks tokens up, the last one computes the loss.
@@ -131,7 +131,7 @@ class SdpaAttention(torch.nn.Module):
 
     def __init__(
         self,
-        config: Any,  # noqa: ANN401 - megatron-core's TransformerConfig
+        config: Any,
         softmax_scale: float | None = None,
         **_others: object,
     ) -> None:

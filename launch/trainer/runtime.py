@@ -120,7 +120,7 @@ def eager_imports() -> Iterator[None]:
     uses, yet decorating loads torch's compiler: about two seconds a process.
     """
 
-    def as_it_is(model: Callable[..., Any] | None = None, **_options: object) -> Any:  # noqa: ANN401
+    def as_it_is(model: Callable[..., Any] | None = None, **_options: object) -> Any:
         return (lambda function: function) if model is None else model
 
     compiler = torch.compile

@@ -35,7 +35,7 @@ def did_you_mean(
     return f"did you mean {quote}{near[0]}{quote}? " if near else ""
 
 
-def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str:  # noqa: ANN401
+def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str:
     key = prefix + ".".join(str(part) for part in item["loc"])
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         hint = did_you_mean(item["loc"][-1], known, quote=quote)

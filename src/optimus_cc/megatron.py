@@ -36,7 +36,7 @@ class CompressedCommunicator(P2PCommunicator):
     def __init__(
         self,
         pp_group: dist.ProcessGroup,
-        config: Any,  # noqa: ANN401 - megatron-core's ModelParallelConfig
+        config: Any,
         settings: Settings,
         device: torch.device,
         *,
@@ -81,7 +81,7 @@ class CompressedCommunicator(P2PCommunicator):
         tensor_send_prev: Tensor | None,
         recv_prev: bool,
         recv_next: bool,
-        tensor_shape: Any,  # noqa: ANN401 - torch.Size, tuple or list
+        tensor_shape: Any,
         wait_on_reqs: bool = True,
     ) -> tuple[Tensor | None, Tensor | None, None]:
         """Exchange messages with the neighbours and wait for them.
@@ -145,7 +145,7 @@ class CompressedCommunicator(P2PCommunicator):
                 for work in works:
                     work.wait()
 
-    def _buffer(self, shape: Any) -> Tensor:  # noqa: ANN401 - torch.Size, tuple or list
+    def _buffer(self, shape: Any) -> Tensor:
         dtype = self.config.pipeline_dtype
         return torch.empty(tuple(shape), dtype=dtype, device=self.device, requires_grad=True)
 

@@ -34,7 +34,7 @@ class CompressedStage(PipelineStage):
         settings: Settings,
         *,
         traffic: Traffic | None = None,
-        **options: Any,  # noqa: ANN401 - what PipelineStage takes besides
+        **options: Any,
     ) -> None:
         """Make the stage; what is not described here is as in ``PipelineStage``.
 

@@ -471,7 +471,7 @@ class _Rank:
         self._do("wait", 0.0, ring[1])
 
 
-def settings_of(scheme: str, **numbers: Any) -> Settings:  # noqa: ANN401 - fields of Settings
+def settings_of(scheme: str, **numbers: Any) -> Settings:
     """Return the settings of a scheme.
 
     Args:

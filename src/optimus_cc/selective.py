@@ -145,7 +145,7 @@ class TorchPowerSgd(Compressor):
                     kept.pop(index, None)
 
 
-def _bucket(index: int, flat: Tensor, members: Sequence[Tensor]) -> Any:  # noqa: ANN401
+def _bucket(index: int, flat: Tensor, members: Sequence[Tensor]) -> Any:
     """Return all that the hook asks a bucket for; it changes the flat tensor in place."""
     return SimpleNamespace(
         index=lambda: index,

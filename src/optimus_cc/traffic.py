@@ -118,14 +118,14 @@ class Traffic:
         self._spans.clear()
         return dict(self._seconds)
 
-    def _mark(self) -> Any:  # noqa: ANN401 - seconds, or an event on the device
+    def _mark(self) -> Any:
         if self._device is None or self._device.type != "cuda":
             return time.perf_counter()
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _elapsed_s(self, begin: Any, end: Any) -> float:  # noqa: ANN401 - see _mark
+    def _elapsed_s(self, begin: Any, end: Any) -> float:
         if isinstance(begin, float):
             return float(end - begin)
         end.synchronize()

@@ -42,19 +42,16 @@ reduce_bucket_size = "{bucket_numel}"
 
 [engines.plain]
 title = "one after the other"
-tag = "P"
 description = "Gradients are reduced when backward is over."
 ds_config = { zero_optimization = { overlap_comm = false } }
 
 [engines.overlapped]
 title = "beside backward"
-tag = "O"
 description = "Gradients are reduced while backward goes on."
 ds_config = { zero_optimization = { overlap_comm = true } }
 
 [engines.elsewhere]
 title = "on another machine"
-tag = "E"
 needs = ["gpu", "no-such-package>=2"]
 
 [figures.bucket]

@@ -83,7 +83,7 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
         )
 
 
-def language_model(config: Any, attention: str | None = None) -> Any:  # noqa: ANN401
+def language_model(config: Any, attention: str | None = None) -> Any:
     """Build transformers' model of a configuration; an encoder alone predicts masked words.
 
     Args:
@@ -101,7 +101,7 @@ def language_model(config: Any, attention: str | None = None) -> Any:  # noqa: A
     return kind.from_config(config, **({"attn_implementation": attention} if attention else {}))
 
 
-def _config_of(table: Mapping[str, Any], source: str) -> Any:  # noqa: ANN401
+def _config_of(table: Mapping[str, Any], source: str) -> Any:
     try:
         import transformers
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -131,16 +131,16 @@ def _refused_as(words: str) -> Iterator[None]:
         raise ModelError(f"{words}: {reason}") from None
 
 
-def _layer_counts(config: Any) -> dict[str, int]:  # noqa: ANN401
+def _layer_counts(config: Any) -> dict[str, int]:
     found = {name: getattr(config, name, None) for name in LAYER_COUNTS}
     return {name: count for name, count in found.items() if count}
 
 
-def _has_experts(config: Any) -> bool:  # noqa: ANN401
+def _has_experts(config: Any) -> bool:
     return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
 
 
-def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool) -> Kept:  # noqa: ANN401
+def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool) -> Kept:
     """Return what one sample leaves; layers of several kinds count as their average."""
     # torch multiplies a batch of experts in bf16 alone.
     times = size // 2 if _has_experts(config) else 1
@@ -154,7 +154,7 @@ def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool
     return Kept(times * layer, times * layer, head, float(LOSS_COPIES * logits))
 
 
-def _cut(config: Any, counts: Mapping[str, int]) -> Any:  # noqa: ANN401
+def _cut(config: Any, counts: Mapping[str, int]) -> Any:
     """Return the configuration with one layer of each kind."""
     found = copy.deepcopy(config)
     if getattr(config, "layer_types", None):
@@ -164,7 +164,7 @@ def _cut(config: Any, counts: Mapping[str, int]) -> Any:  # noqa: ANN401
     return found
 
 
-def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> tuple[int, int]:  # noqa: ANN401
+def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> tuple[int, int]:
     """Run a forward of one sample on tensors without memory, dropout off.
 
     Returns:

@@ -238,7 +238,7 @@ def profile_text(table: Mapping[str, Any], notes: Mapping[str, str] | None = Non
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
+def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

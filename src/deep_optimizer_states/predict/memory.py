@@ -244,7 +244,7 @@ def arrays_of(of: Workload, has_gpu: bool) -> list[Array]:
         found = [*states, *_activations(of)]
     tied = of.weight_bytes * of.model.tied_numel
     found.append(Array("second embedding, until both are tied", tied, DEVICE, frozenset({M.BUILT})))
-    if has_gpu and of.stage < 3 and not of.in_flight:
+    if has_gpu and of.stage < 3:
         # As from_pretrained does on every rank; only zero.Init of stage 3 cuts weights at once.
         whole = of.weight_bytes * of.numel
         found.append(Array("model as it is read", whole, HOST, frozenset({M.BUILT})))
@@ -265,7 +265,7 @@ def layer_bytes(of: Workload) -> tuple[float, float]:
 def _activations(of: Workload) -> Iterator[Array]:
     layers, largest = layer_bytes(of)
     both = frozenset({M.LOSS, M.LAYER})
-    kept = (layers + of.micro_batch_size * of.kept.head) * max(1, of.in_flight)
+    kept = layers + of.micro_batch_size * of.kept.head
     yield Array("activations kept for backward", kept, DEVICE, both)
     if of.activation_checkpointing:
         yield Array("activations of one layer", largest, DEVICE, frozenset({M.LAYER}))
@@ -276,9 +276,6 @@ def _activations(of: Workload) -> Iterator[Array]:
         yield Array("activations of the layers left", kept, DEVICE, frozenset({M.FULL}))
     logits = of.micro_batch_size * of.kept.logits
     yield Array("logits and their gradients", logits, DEVICE, frozenset({M.LOSS}))
-    message = of.weight_bytes * of.tokens * of.model.hidden
-    yield Array("messages between stages", 2.0 * message * of.in_flight, DEVICE, both)
-    yield Array("errors of compression", of.compression_bytes, DEVICE, TRAINING)
 
 
 def _stage0(of: Workload) -> Iterator[Array]:

@@ -335,7 +335,7 @@ def choose_policy(
     numels: Sequence[int],
     machine: Machine,
     num_ranks: int = 1,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> Choice:
     """Return the fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
 

@@ -122,9 +122,6 @@ class Workload:
     just_in_time_forward: bool = True  # the forward runs while the update ends
     # 16-bit gradients of what the device updates stay there, if its memory has room for them.
     keeps_device_grads: bool = True
-    # Of one stage of a pipeline.
-    in_flight: int = 0  # micro-batches that it keeps; 0 without a pipeline
-    compression_bytes: float = 0.0  # what compression of its communication keeps
     # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
 
@@ -273,7 +270,7 @@ def cut_into_subgroups(tensors: Sequence[int], dp: int, subgroup_numel: int) -> 
 def workload_of_json(
     config: Mapping[str, Any],
     model: Model,
-    **others: Any,  # noqa: ANN401
+    **others: Any,
 ) -> Workload:
     """Return the run that a configuration of DeepSpeed makes of a model.
 

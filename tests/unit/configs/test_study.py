@@ -34,11 +34,9 @@ reduce_bucket_size = "{bucket_numel}"
 
 [engines.plain]
 title = "plain"
-tag = "P"
 
 [engines.overlapped]
 title = "overlapped"
-tag = "O"
 aliases = ["ov"]
 fields = { depth = { default = 2, minimum = 1, below = 9 } }
 ds_config = { zero_optimization = { overlap_comm = "{depth}" } }
@@ -136,10 +134,11 @@ def test_what_is_no_study_is_refused_with_its_source():
 
 def test_a_study_takes_over_what_it_extends(make):
     make(name="base")
-    text = 'extends = "base"\ntitle = "more"\n[engines.plain]\ntitle = "as before"\n'
+    text = 'extends = "base"\ntitle = "more"\n[engines.overlapped]\ntitle = "as before"\n'
     study = load_study(make(text, name="more"))
     assert list(study.engines) == ["plain", "overlapped"]
-    assert (study.engines["plain"].title, study.engines["plain"].tag) == ("as before", "P")
+    changed = study.engines["overlapped"]
+    assert (changed.title, changed.aliases) == ("as before", ("ov",))
     assert (study.reference, study.name, study.gate.tolerance) == ("plain", "more", 1e-3)
     assert study.model_names() == ["small"]
     shipped = load_study(make('extends = "interleaved"\ntitle = "t"\n', name="mine"))
@@ -173,7 +172,6 @@ def test_the_default_study_comes_first():
         ),
         (("[figures.bucket]", COMPANION), "companion 'beside': unknown field 'dept': .*'depth'"),
         (("fields = { depth", "fields = { dept"), "unknown field of the study 'dept'"),
-        (('tag = "O"', 'tag = "OVERL"'), r"'engines\.overlapped\.tag' = 'OVERL'"),
         (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),
         (('small_model = "small"', 'smal_model = "small"'), "'smal_model': did you mean 'small_mo"),
         (("[gate]", "gate"), "not valid TOML"),

@@ -19,7 +19,6 @@ extends = "interleaved"
 title = "engines of mine"
 [engines.gpu-only]
 title = "on a GPU"
-tag = "G"
 needs = ["gpu"]
 """
 

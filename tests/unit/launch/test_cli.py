@@ -24,7 +24,7 @@ def test_every_field_is_an_option():
 def test_fields_of_another_study_are_its_own(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "study.toml").write_text(
-        'title = "own"\nreference = "e"\n[engines.e]\ntitle = "e"\ntag = "E"\n'
+        'title = "own"\nreference = "e"\n[engines.e]\ntitle = "e"\n'
         '[fields.bucket_numel]\ntitle = "bucket"\ndescription = "Elements of a bucket."\n'
     )
     study = cli.study_in(["tiny", "--study", str(tmp_path / "own"), "--bucket-numel", "3"])

@@ -118,7 +118,7 @@ def options(tmp_path):
 def mine(row, **fields):
     """A point of the default study, whose engine `mine` is the given row."""
     table = default_study().model_dump(mode="json", exclude_unset=True)
-    table["engines"]["mine"] = {"title": "mine", "tag": "M", **row}
+    table["engines"]["mine"] = {"title": "mine", **row}
     study = study_from({**table, "name": "mine"}, "here")
     return study.make_point({"model": "tiny", "engine": "mine", **fields})
 

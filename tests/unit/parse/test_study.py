@@ -26,9 +26,9 @@ STUDY = {
     },
     "engines": {
         "acrylic": {
-            "title": "Acrylic", "tag": "A", "fields": {"thinner": {}}, "ends_update": "wet",
+            "title": "Acrylic", "fields": {"thinner": {}}, "ends_update": "wet",
         },
-        "oil": {"title": "Oil", "tag": "O"},
+        "oil": {"title": "Oil"},
     },
     "figures": {"drying": {"kind": "swept", "title": "How long it takes"}},
 }  # fmt: skip

@@ -31,10 +31,10 @@ STUDY = {
         },
     },
     "engines": {
-        "wood": {"title": "wood oven", "tag": "W"},
-        "gas": {"title": "gas oven", "tag": "G", "style": {"colour": "#123456"}},
+        "wood": {"title": "wood oven"},
+        "gas": {"title": "gas oven", "style": {"colour": "#123456"}},
         "electric": {
-            "title": "electric oven", "tag": "E", "fields": {"fan_speed": {}, "steam": {}},
+            "title": "electric oven", "fields": {"fan_speed": {}, "steam": {}},
         },
     },
     "figures": {

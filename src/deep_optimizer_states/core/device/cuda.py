@@ -245,7 +245,7 @@ def _forget_last_error(device: torch.device) -> None:
 
 
 @functools.cache
-def _cudart() -> Any:  # noqa: ANN401 - a C module without types
+def _cudart() -> Any:
     return torch.cuda.cudart()
 
 

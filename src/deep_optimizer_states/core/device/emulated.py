@@ -37,7 +37,7 @@ from deep_optimizer_states.errors import UpdateError
 WAIT = "wait: "
 """Begins the name of work in which a lane waits for another."""
 LONGEST_END_S = 5.0
-"""For so long the end of the process waits for a lane, which may wait for another one itself."""
+"""The process waits for a lane so long before it ends; a lane may wait for another, too."""
 
 
 @dataclass(frozen=True)

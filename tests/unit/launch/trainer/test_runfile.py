@@ -65,7 +65,7 @@ def test_data_that_were_moved_are_the_same_data(run_dir: Path) -> None:
 
 def test_a_point_is_rebuilt_through_the_study_that_came_with_it(run_dir: Path) -> None:
     assert read_run_file(run_dir / "run.json").point.study is default_study()
-    row = {"title": "mine", "tag": "M"}
+    row = {"title": "mine"}
     study = {
         **{"name": "own", "title": "own", "reference": "mine", "engines": {"mine": row}},
         "fields": {"bucket_numel": {"title": "bucket"}},

@@ -14,9 +14,9 @@ STUDY = {
     "results": {"error": "what went wrong", "epoch_s": "time of an epoch"},
     "phases": {"forward": {"title": "forward", "colour": "#000000"}},
     "engines": {
-        "far": {"title": "Far", "tag": "F"},
-        "one": {"title": "One", "tag": "1"},
-        "other": {"title": "Other", "tag": "2", "equals": "one"},
+        "far": {"title": "Far"},
+        "one": {"title": "One"},
+        "other": {"title": "Other", "equals": "one"},
     },
 }
 LOSSES = (9.0, 8.5, 8.25)
