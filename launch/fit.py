@@ -39,15 +39,20 @@ MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
-GPU_PROFILE = "h200x1"
-"""Shipped profile that stands for a machine with GPUs."""
+GPU_PROFILE, CPU_PROFILE = "h200x1", "cpu-only"
+"""Shipped profiles that stand for a machine with GPUs, and for one without."""
 HALF_TYPES = frozenset({"bf16", "fp16"})
 """Types of 16 bits, which not every processor multiplies natively."""
 FAST = "fp32"
 """Type that every processor multiplies natively."""
 NO_PRODUCT = "torch has no native bf16 matrix product on this processor"
-GPU_START_S = 45.0
-"""From the launch to the first iteration."""
+GPU_START_S, CPU_START_S = 45.0, 7.0
+"""From the launch to the first iteration; on a CPU of each rank that has a core to itself."""
+MICRO_BATCH_S = 0.02
+"""What Python and DeepSpeed take in a micro-batch on a CPU, which small models wait for most."""
+SLOW_BF16 = 12.0
+"""How much longer a bf16 matrix product takes where torch has no native one: the middle of 2.4 to
+66 times as long as in fp32, by the matrices' size, on a processor restricted to AVX2 (measured)."""
 AS_BEFORE = "as it took before"
 """What :attr:`Estimate.how` says of a time that an earlier run took."""
 
@@ -334,7 +339,7 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
         if same and record.seconds:
             return Estimate(record.seconds, AS_BEFORE)
     if not runs_on_gpu(point, machine):
-        return Estimate(None, "not known before the first run on a CPU")
+        return Estimate(_seconds_on_cpu(point, machine), "rough, from the model's size")
     try:
         seconds = GPU_START_S + point.iterations * _iteration_on_gpus(point)
     except WorkloadError as error:
@@ -346,3 +351,18 @@ def _iteration_on_gpus(point: Point) -> float:
     profile = load_machine(GPU_PROFILE)
     profile = replace(profile, cores=usable_cores(), gpus=point.num_ranks)
     return predict(workload_of(point), profile).iteration_s
+
+
+def _seconds_on_cpu(point: Point, machine: Machine) -> float:
+    """Return the seconds of a run: its start, its matrix products, and calls of Python."""
+    profile, cores = load_machine(CPU_PROFILE), usable_cores()
+    assert profile.rates.device_flops_per_s
+    passes = 8 if point.activation_checkpointing else 6
+    tokens = point.global_batch_size * point.model.seq_length
+    operations = float(passes * point.model.num_parameters(point.tp) * tokens)
+    if point.dtype == "bf16" and "bf16" not in machine.half_types():
+        operations *= SLOW_BF16
+    products_s = operations / (profile.rates.device_flops_per_s * cores / profile.cores)
+    ranks_a_core = max(1.0, point.num_ranks / cores)
+    calls_s = MICRO_BATCH_S * point.accumulation * ranks_a_core
+    return CPU_START_S * ranks_a_core + point.iterations * (products_s + calls_s)

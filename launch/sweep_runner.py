@@ -15,6 +15,7 @@ from configs.cli import say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Point
+from configs.study import Study
 from configs.sweep import Sweep
 from launch.execute import Outcome, RunOptions, Task, execute
 from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
@@ -36,6 +37,8 @@ from launch.records import (
 
 INDEX = "sweep.json"
 """What a sweep asks for, the run that stands for each point, and how it went."""
+LONG_S = 240.0
+"""Seconds of a sweep, as estimated, above which a shorter form of it is named beforehand."""
 _OF_RECORDS = ("engine", "repeat", "log", "status", "seconds", "cause")
 
 
@@ -365,4 +368,13 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
         return f"{head}, none is left to run"
     done = f", {left} of {total} runs left" if left < total else ""
     time = f"about {duration_text(seconds)} in all ({how})" if known else "of unknown time"
-    return f"{head}{done}, {time}"
+    shorter = f"; shorter: {_shorter(points, plan.sweep.study)}" if seconds > LONG_S else ""
+    return f"{head}{done}, {time}{shorter}"
+
+
+def _shorter(points: Sequence[Point], study: Study) -> str:
+    """Return options that make a long sweep a short one."""
+    seeds = sorted({point.seed for point in points})
+    few = ", too few for the gate" if study.gate.kind == "quality" else ""
+    one = f'--only "seed {seeds[0]}" (one of {len(seeds)} seeds{few}), ' if len(seeds) > 1 else ""
+    return f"{one}--iterations N, or --minutes 5 (the runs that are likely to end by then)"

@@ -256,15 +256,40 @@ def test_torch_is_asked_in_a_process_of_its_own(torch, found, tmp_path, monkeypa
     assert ("torch" in sys.modules) == loaded
 
 
-def seconds(**fields):
-    return estimate(make_point({"model": "7B", **fields}), GPUS).seconds
+def seconds(machine=CPU, **fields):
+    return estimate(make_point({"model": "tiny", **fields}), machine).seconds
 
 
-def test_more_work_takes_longer():
-    assert seconds(iterations=40) > seconds()
-    assert seconds(accumulation=8) > seconds()
-    assert seconds(hog_share=0.8) > seconds()
-    assert estimate(make_point({"model": "7B"}), CPU).seconds is None
+@pytest.mark.parametrize(
+    ("least", "more", "less"),
+    [
+        (1.1, {"iterations": 40}, {"iterations": 20}),
+        (
+            1.1,
+            {"global_batch_size": 16, "micro_batch_size": 1},
+            {"global_batch_size": 16, "micro_batch_size": 16},
+        ),
+        (100, {"model": "7B"}, {}),
+        # Ranks that share a core start one after the other.
+        (1.9, {"dp": 8, "global_batch_size": 16, "iterations": 1}, {"iterations": 1}),
+    ],
+)
+def test_more_work_takes_longer_on_a_cpu(least, more, less, monkeypatch):
+    monkeypatch.setattr(fit, "usable_cores", lambda: 4)
+    assert seconds(**more) > least * seconds(**less)
+
+
+def test_more_work_takes_longer_on_gpus():
+    assert seconds(GPUS, model="7B", iterations=40) > seconds(GPUS, model="7B")
+    assert seconds(GPUS, model="7B", accumulation=8) > seconds(GPUS, model="7B")
+    assert seconds(GPUS, model="7B", hog_share=0.8) > seconds(GPUS, model="7B")
+    assert seconds(GPUS, model="7B") < seconds(CPU, model="7B") / 10
+
+
+def test_bf16_takes_longer_where_torch_has_no_product_of_it():
+    slow = Machine(20 * GIB, half_types=frozenset)
+    assert seconds(slow, dtype="bf16") > 1.5 * seconds(CPU, dtype="bf16")
+    assert seconds(slow, dtype="fp32") == seconds(CPU, dtype="fp32")
 
 
 def test_what_ran_before_goes_before_any_prediction():

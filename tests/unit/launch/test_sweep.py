@@ -124,8 +124,9 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count('"stage": 3') == 3
     assert '"policy": "all-host"' in out
     assert "predicted host" in out
-    assert out.count("not known before the first run on a CPU") == 3
-    assert "3 points, of unknown time" in out
+    assert out.count("rough, from the model's size") == 3
+    assert "3 points, about " in out
+    assert "in all (a rough figure from assumed rates)" in out
     assert not (tmp_path / "r").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("sweep 'basic': 3 points, of unknown time")
+    assert out[0].startswith("sweep 'basic': 3 points, about ")
     assert out[1] == "[1/3] tiny vanilla: started"
     assert out[2].startswith("[1/3] tiny vanilla: ok in ")
     assert out[2].endswith("last loss 7.0")
@@ -251,7 +251,7 @@ def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsy
         f"runs     no: done before ({the_plan.points[1].log_name[:-4]}/run-001)",
         f"runs     yes: failed before ({the_plan.points[2].log_name[:-4]}/run-001)",
     ]
-    assert "sweep 'basic': 3 points, 2 of 3 runs left, of unknown time" in out
+    assert "sweep 'basic': 3 points, 2 of 3 runs left, about " in out
     dry_run(the_plan, NAMES[1:2], Request(chosen=frozenset(NAMES[1:2])))
     assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
     monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: {"x.py": "1"})
@@ -373,3 +373,21 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer
     thread.join()
     assert (went[0].failed, went[0].skipped) == (0, 3)
     assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
+
+
+def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys):
+    def last_line(**changes):
+        points = [p.model_copy(update={n: f(i) for n, f in changes.items()})
+                  for i, p in enumerate(the_plan.points)]  # fmt: skip
+        dry_run(replace(the_plan, points=tuple(points)), NAMES, Request())
+        return capsys.readouterr().out.splitlines()[-1]
+
+    the_plan = plan(fake_trainer("ok"))
+    others = "--iterations N, or --minutes 5 (the runs that are likely to end by then)"
+    assert last_line(iterations=lambda _: 4000).endswith(f"; shorter: {others}")
+    found = last_line(iterations=lambda _: 4000, seed=lambda i: 7 + i)
+    assert f'; shorter: --only "seed 7" (one of 3 seeds), {others}' in found
+    assert "shorter" not in last_line()
+    assert main(["--study", "optimus-cc", "--device", "cpu", "--dry-run"]) == 0
+    found = capsys.readouterr().out.splitlines()[-1]
+    assert '; shorter: --only "seed 1" (one of 3 seeds, too few for the gate), ' in found
