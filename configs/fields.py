@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,6 +67,23 @@ class FieldRow(Table):
         return self.axis or self.title
 
 
+def shaped_links(rates: Iterable[object]) -> str:
+    """Return what figures and reports say of shaped links: ``20, 50 Mbit/s links, shaped``.
+
+    Args:
+        rates: ``link_mbit`` of the runs; what is not known counts as a link as it is.
+
+    Returns:
+        Empty where no link is shaped.
+    """
+    known = [rate if isinstance(rate, int | float) and rate > 0 else 0 for rate in rates]
+    shaped = sorted({rate for rate in known if rate})
+    if not shaped:
+        return ""
+    text = f"{', '.join(f'{rate:g}' for rate in shaped)} Mbit/s links, shaped"
+    return text if all(known) else f"{text}, and links as they are"
+
+
 def count(number: float) -> str:
     """Return a number of elements with its magnitude: ``10M``, ``1.5B``."""
     for divisor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -79,6 +97,12 @@ CORE_FIELDS: dict[str, FieldRow] = {
     "tp": FieldRow(title="TP", default=1, axis="tensor-parallel ranks", log_axis=True),
     "pp": FieldRow(title="PP", default=1, axis="pipeline stages", log_axis=True),
     "dp": FieldRow(title="DP", default=1, axis="data-parallel ranks", log_axis=True),
+    "link_mbit": FieldRow(
+        title="link",
+        unit="Mbit/s",
+        zero="links as they are",
+        axis="shaped links (Mbit/s)",
+    ),
     "micro_batch_size": FieldRow(
         title="micro-batch", default=1, axis="micro-batch (samples)", log_axis=True
     ),

@@ -114,6 +114,9 @@ class Point(Table):
     """Data-parallel degree, in ranks."""
     pp: PositiveInt = 1
     """Pipeline-parallel degree, in ranks."""
+    link_mbit: int = Field(default=0, ge=0)
+    """Mbit/s that each rank can send, and receive, over a link of its own; 0 for links as they
+    are."""
     micro_batch_size: PositiveInt = 1
     """Samples a rank handles in one forward."""
     global_batch_size: PositiveInt = 1
@@ -244,16 +247,17 @@ class Point(Table):
     def log_name(self) -> str:
         """The log's file name: as the paper's script builds it, with the study's fields after it.
 
-        What that script does not know, stages, is named where a run has it.
+        What that script does not know, stages and links, is named where a run has it.
 
         A field of some engines alone is for the engine's own part to name, which does so where it
         has words for it, and lists those that are not at their default where it has none.
         """
         m, template = self.model, self.row.log if self.study else ""
         stages = f"-pp{self.pp}" if self.pp > 1 else ""
+        link = f"-link{self.link_mbit}" if self.link_mbit else ""
         parts = [
             f"log-{m.name}-tp{self.tp}{stages}-dp{self.dp}-l{m.layers}-h{m.hidden}-a{m.heads}"
-            f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}"
+            f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}{link}"
         ]
         own = [template.format_map(self.values) or f"engine_{self.engine}"]
         for name, row in self.study.fields.items() if self.study else ():

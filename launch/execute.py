@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from configs.cli import say
 from configs.errors import ConfigError
+from configs.fields import shaped_links
 from configs.files import ROOT, last_lines
 from configs.schema import Point
 from configs.study import Study
@@ -285,7 +286,7 @@ def start_of(
     port = launcher.port()
     environment = launcher.environment(os.environ, point.num_ranks, port)
     environment |= trainer.environment(point)
-    return launcher.command(program, point.num_ranks, port), environment
+    return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
@@ -352,10 +353,10 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         data = data_words(point.data_prefix)
     program, launcher = options.trainer.program(point, path, prefix), options.launcher
     port = launcher.port() if launcher.rdzv_endpoint else 0
-    command = launcher.command(program, point.num_ranks, port)
+    command = launcher.command(program, point.num_ranks, port, point.link_mbit)
     seconds = expected.seconds
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
-    lacking = lacks(point, machine, options)
+    lacking, links = lacks(point, machine, options), shaped_links([point.link_mbit])
     lines = [
         f"point    {point.name or stem}",
         *([f"skipped  {'; '.join(lacking)}"] if lacking else []),
@@ -364,6 +365,7 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         f"command  {shlex.join(command)}",
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
+        *([f"links    {links}"] if links else []),
         f"data     {data}",
         f"memory   {memory_text(point, machine, options.trainer)}",
         f"time     {time}",

@@ -27,7 +27,9 @@ from deep_optimizer_states.predict.machine import Machine as Profile, load_machi
 from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
+from launch import links
 from launch.identity import settings_key
+from launch.launchers import TORCHRUN
 from launch.records import Record
 from launch.simulate.workloads import workload_of
 
@@ -219,6 +221,7 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     found += options.trainer.refuse(point)
     if not far and not any(found):
         found.append(_fp16_lack(point, machine, options))
+    found.append(_link_lack(point, machine, options))
     options.launcher.versions(point.num_ranks)  # refuses a number of ranks that hosts cannot run
     return [text for text in found if text]
 
@@ -285,6 +288,24 @@ def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
     if not has_block or "fp16" in machine.half_types():
         return ""
     return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
+
+
+def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+    if not point.link_mbit:
+        return ""
+    if point.num_ranks == 1:
+        reason = "one rank has no link to another; give a dp or pp above 1"
+    elif options.launcher.is_far or options.launcher.kind != TORCHRUN:
+        reason = (
+            "links are shaped between ranks that torchrun starts on one machine; leave out "
+            "--launcher, --hostfile and --nnodes"
+        )
+    elif runs_on_gpu(point, machine):
+        reason = "GPUs of one machine exchange through its memory; give device = 'cpu'"
+    else:
+        reason = links.unavailable()
+    as_they_are = "link_mbit = 0 leaves links as they are"
+    return f"link_mbit = {point.link_mbit}: {reason}; {as_they_are}" if reason else ""
 
 
 def in_fast_type(

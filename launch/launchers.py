@@ -24,6 +24,7 @@ from typing import Self
 from configs.errors import ConfigError
 from configs.files import ROOT, write_text
 from deep_optimizer_states.core.host import usable_cores
+from launch import links
 
 TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"
 KINDS = (TORCHRUN, DEEPSPEED, SRUN)
@@ -208,13 +209,14 @@ class Launcher:
             return node_environment(base, self._shares(num_ranks)[1])
         return ranks_environment(base, num_ranks, port)
 
-    def command(self, program: Program, num_ranks: int, port: int) -> list[str]:
+    def command(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> list[str]:
         """Return the one command that starts a run of ``program``.
 
         Args:
             program: what every rank runs.
             num_ranks: ranks on all machines.
             port: where they meet.
+            link_mbit: rate of the links between ranks of this machine; 0 for links as they are.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
@@ -225,6 +227,10 @@ class Launcher:
             return self._srun(program, num_ranks, port)
         if self.is_far:
             return self._torchrun(program, num_ranks)
+        if link_mbit:
+            torchrun = [*_TORCHRUN, f"--nproc-per-node={num_ranks}"]
+            torchrun += [f"--master-addr={links.BRIDGE_ADDRESS}", f"--master-port={port}"]
+            return links.command_behind_links(torchrun, program.words, link_mbit)
         return ranks_command(program, num_ranks, port)
 
     def elsewhere(self, command: list[str], environment: Mapping[str, str]) -> list[str]:

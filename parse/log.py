@@ -664,6 +664,7 @@ _NAME_KEYS = {
     "sl": "seq_length",
     "gbs": "global_batch_size",
     "mbs": "micro_batch_size",
+    "link": "link_mbit",
     "ratio": "offload_ratio",
     "subg": "subgroup_numel",
     "prefetch": "prefetch",

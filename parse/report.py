@@ -24,6 +24,7 @@ import jinja2
 import markupsafe
 
 from configs.cli import Parser, add_warmup, run_command, say
+from configs.fields import shaped_links
 from configs.files import read_json, write_json, write_text
 from parse.compare import (
     NOT_COMPARED,
@@ -127,7 +128,7 @@ def write_report(parsed: ParsedSweep) -> None:
     wanted = [str(name) for name in asked] if isinstance(asked, list) else []
     titles = {name: figure.title for name, figure in parsed.runs[0].study.figures.items()}
     with writing(folder):
-        figures = find_figures(folder / "figures", wanted, titles, parsed.context["figure_source"])
+        figures = find_figures(folder / "figures", wanted, titles, parsed.context["measured"])
         drawn = {entry["figure"] for entry in figures}
         context = parsed.context | {
             "figures": figures,
@@ -175,6 +176,7 @@ def _context(
     about, predicted = as_table(index.get(SIMULATED)), any(r.source != MEASURED for r in runs)
     machine = str(about.get("machine") or "an unknown machine") if predicted else ""
     on_cpu = any(run.log.on_cpu for run in runs)
+    links = shaped_links(run.fields.get("link_mbit") for run in runs)
     place = SIMULATED if predicted else "measured on a CPU" if on_cpu else MEASURED
     statuses = Counter(str(row["status"]) for row in rows).most_common()
     ratios = [item.ratios["iteration"] for item in comparisons]
@@ -188,8 +190,7 @@ def _context(
         "machine": machine,
         "warmup": warmup,
         "on_cpu": on_cpu,
-        "figure_source": place,
-        "measured": place,
+        "measured": ", ".join(filter(None, (place, links))),
         "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
         "headline": _deviation(beside, timed_phases(study)) if predicted else headline,
         "phases": timed_phases(study),
@@ -361,7 +362,7 @@ def _joined(tables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
 
 
 def _conditions(run: Run) -> Iterator[tuple[str, str]]:
-    """Data, platform and type of a run, besides its set-up."""
+    """Data, platform, type and links of a run, besides its set-up."""
     data = as_table(run.provenance.get("data"))
     if data.get("source"):
         tokens, digest = data.get("tokens"), as_table(data.get(".bin")).get("sha256")
@@ -370,6 +371,8 @@ def _conditions(run: Run) -> Iterator[tuple[str, str]]:
     yield "platform", str(run.provenance.get("platform") or "")
     reason = run.recorded("dtype_reason")
     yield "type", f"{run.fields.get('dtype', '')}{f', since {reason}' if reason else ''}"
+    if links := shaped_links([run.fields.get("link_mbit")]):
+        yield "links", f"{links}: what each rank sends, and what it receives"
 
 
 def _machine_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -70,7 +70,7 @@ def run_columns(study: Study) -> list[str]:
         *("samples_per_s", "run_id", "started", "source", "pp", "dtype", "zero_stage"),
         *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
         *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
-        *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent"),
+        *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent", "link_mbit"),
     ]
     return list(dict.fromkeys(columns))
 

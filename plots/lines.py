@@ -72,7 +72,8 @@ def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list
         raise PlotError(f"no run has {titles} at a known {figure.x}")
     row = field_row(study.all_fields, figure.x)
     if not asked and not several:
-        found = sorted(data.runs.loc[is_along, figure.x].dropna().unique().tolist())
+        on_axis = is_along & data.runs[X].notna()
+        found = sorted(data.runs.loc[on_axis, figure.x].unique().tolist())
         values = ", ".join(map(row.text, found))
         raise PlotError(f"no model was run with two values of {figure.x}, only {values}")
     of_x = data.runs.get(figure.x, pd.Series(dtype=float))

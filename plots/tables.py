@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from configs.errors import ConfigError
+from configs.fields import shaped_links
 from configs.study import Study, default_study, study_from
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
@@ -82,6 +83,8 @@ class Tables:
                 continue
             described = (rows["device"] + " " + rows["hardware"]).str.strip()
             devices = "; ".join(name for name in described.unique() if name)
+            if links := shaped_links(rows["link_mbit"]):
+                devices = f"{devices}, {links}"
             if source == MEASURED:
                 devices = devices or "device not stated in the log"
             parts += [f"{source} · {devices}" if devices else source]

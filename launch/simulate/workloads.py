@@ -54,6 +54,7 @@ def workload_of(point: Point, of_paper: bool = False) -> Workload:
     """
     pipelines = "no pipeline; `python -m optimus_cc predict` knows GPT-2's"
     _need(point.pp == 1, "pp", point.pp, pipelines)
+    _need(not point.link_mbit, "link_mbit", point.link_mbit, "links as they are")
     config = _known_json(point)
     plugin = read_settings(config)
     is_compiled = (config.get("compile") or {}).get("deepcompile")

@@ -21,6 +21,7 @@ from torch import Tensor
 from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.state_reader import digest
+from launch.links import link_sent_bytes
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
@@ -131,6 +132,7 @@ class PipelineAdapter(loop.Adapter):
         self.mask = causal_mask(point, device)
         self._clock = PhaseClock(device, ("schedule", "update"))
         self._peak = PeakMemory(device)
+        self._link_bytes = 0
         self._sent_bytes: Counter[str] = Counter()
         self._device_peak_bytes = 0
         # Sums and numbers of each link's statistics of what compression left out.
@@ -152,6 +154,7 @@ class PipelineAdapter(loop.Adapter):
         """Do nothing: an iteration begins when all ranks have brought the last one together."""
 
     def train(self, iteration: int) -> Iteration:
+        link_before = link_sent_bytes(self.point)
         begin = time.perf_counter()
         self.model.zero_grad()
         self.traffic.reset()
@@ -164,6 +167,8 @@ class PipelineAdapter(loop.Adapter):
         # loss would look like computing.
         loss = self._mean(losses)
         sent_bytes, times_ms = self._over_ranks(time.perf_counter() - begin)
+        # What was sent has arrived: all ranks have reduced their times.
+        self._link_bytes += link_sent_bytes(self.point) - link_before
         self._sent_bytes.update(sent_bytes)
         iteration_ms, *phases = times_ms
         device_bytes = self._peak.take()
@@ -326,6 +331,10 @@ class PipelineAdapter(loop.Adapter):
             f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()
         }
         found["counted_sent_mib"] = sum(self._sent_bytes.values()) / 2**20
+        if self.point.link_mbit:
+            total = torch.tensor(self._link_bytes, device=self.device)
+            dist.all_reduce(total)
+            found["kernel_sent_mib"] = total.item() / 2**20
         if self.communicator.compressor.statistics is not None:
             sums, counts = self._errors.sum(1)
             means = (sums / counts).tolist()

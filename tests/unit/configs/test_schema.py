@@ -44,13 +44,18 @@ def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():
     assert names == [f"{stem}0-flush_async0-opt_gaps0.log", f"{stem}1-flush_async1-opt_gaps2.log"]
 
 
-def test_a_log_name_tells_stages_apart():
+def test_a_log_name_tells_stages_and_links_apart():
     fields = {"model": "tiny", "dp": 4, "global_batch_size": 8}
-    plain, staged = (make_point({**fields, **more}).log_name for more in ({}, {"pp": 2, "tp": 2}))
+    plain, staged = (
+        make_point({**fields, **more}).log_name
+        for more in ({}, {"pp": 2, "tp": 2, "link_mbit": 20})
+    )
     assert "-tp1-dp4-l" in plain
+    assert "-link" not in plain
     assert "-tp2-pp2-dp4-l" in staged
+    assert "-mbs2-link20-" in staged
     found = settings_from_name(staged)
-    assert (found["pp"], found["tp"], found["dp"]) == (2, 2, 4)
+    assert (found["pp"], found["tp"], found["dp"], found["link_mbit"]) == (2, 2, 4, 20)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,15 @@ def test_data_that_are_not_there_are_named_before_a_run():
         describe(point, Machine(2**34), RunOptions(Path("r"), "single"))
 
 
+def test_a_dry_run_says_that_links_are_shaped_and_starts_the_run_behind_them():
+    point = make_point({"model": "tiny", "dp": 2, "global_batch_size": 4, "link_mbit": 20})
+    words = describe(point, Machine(2**34), RunOptions(Path("r"), "single"))
+    assert "\nlinks    20 Mbit/s links, shaped\n" in words
+    assert "-m launch.links bridge 20 " in words
+    plain = point.model_copy(update={"link_mbit": 0})
+    assert "link" not in describe(plain, Machine(2**34), RunOptions(Path("r"), "single"))
+
+
 def test_locks_that_a_killed_build_left_are_removed(tmp_path, monkeypatch):
     lock = tmp_path / "ops" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)

@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
-from launch import fit
+from launch import fit, links
 from launch.execute import RunOptions
 from launch.fit import (
     HALF_TYPES,
@@ -171,6 +171,45 @@ class TestNeeds:
         assert lacks(mine({"trainer": OWN}), CPU, options) == []
         with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):
             refuse_what_cannot_run(mine({"trainer": MEGATRON}), CPU, options)
+
+
+class TestLinks:
+    @pytest.fixture(autouse=True)
+    def possible(self, monkeypatch):
+        monkeypatch.setattr(links, "unavailable", lambda: "")
+
+    @staticmethod
+    def lack(machine=CPU, options=None, **fields):
+        point = make_point({"model": "tiny", "dp": 2, "global_batch_size": 4, **fields})
+        return lacks(point, machine, RunOptions(Path("r"), "s", **(options or {})))
+
+    def test_there_is_no_reason_where_links_can_be_made_or_are_not_asked_for(self, monkeypatch):
+        assert self.lack(link_mbit=20) == []
+        assert self.lack(GPU, device="cpu", link_mbit=20) == []
+        monkeypatch.setattr(links, "unavailable", lambda: "only root may")
+        assert self.lack(GPU) == []
+
+    @pytest.mark.parametrize(
+        ("fields", "machine", "launcher", "reason"),
+        [
+            ({"dp": 1}, CPU, Launcher(), "one rank has no link to another; give a dp or pp above"),
+            ({}, CPU, Launcher(nnodes=2), "links are shaped between ranks that torchrun starts on"),
+            ({}, CPU, Launcher("deepspeed"), "leave out --launcher, --hostfile and --nnodes"),
+            ({}, GPU, Launcher(), "GPUs of one machine exchange through its memory"),
+            ({"device": "cuda"}, CPU, Launcher(), "give device = 'cpu'"),
+        ],
+    )
+    def test_one_reason_names_field_value_and_remedy(self, fields, machine, launcher, reason):
+        (found,) = self.lack(machine, {"launcher": launcher}, link_mbit=20, **fields)
+        assert found.startswith("link_mbit = 20: ")
+        assert reason in found
+        assert found.endswith("; link_mbit = 0 leaves links as they are")
+
+    def test_what_the_machine_lacks_is_said_before_anything_starts(self, monkeypatch):
+        monkeypatch.setattr(links, "unavailable", lambda: "only root may")
+        assert self.lack(link_mbit=20) == [
+            "link_mbit = 20: only root may; link_mbit = 0 leaves links as they are"
+        ]
 
 
 BASIC = load_sweep("basic")

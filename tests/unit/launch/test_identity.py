@@ -32,6 +32,7 @@ def test_another_row_is_another_point():
     "fields",
     [
         {"dtype": "fp16"},
+        {"link_mbit": 20},
         {"zero_stage": 2},
         {"save_interval": 5},
         {"seed": 5},

@@ -18,6 +18,7 @@ from launch.launchers import (
     ranks_command,
     ranks_environment,
 )
+from launch.links import BRIDGE_ADDRESS
 
 PROGRAM = Program("a.b", ("/r/run.json",))
 SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), is_module=False)
@@ -48,10 +49,22 @@ def no_devices(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def words_of(chosen, program=PROGRAM, num_ranks=2):
-    python, *words = chosen.command(program, num_ranks, 5000)
+def words_of(chosen, program=PROGRAM, num_ranks=2, **more):
+    python, *words = chosen.command(program, num_ranks, 5000, **more)
     assert python == sys.executable
     return words
+
+
+def test_torchrun_starts_the_ranks_of_one_machine_on_the_bridge_between_links():
+    plain = words_of(launcher())
+    assert plain[:2] == [*TORCHRUN]
+    assert words_of(launcher(), link_mbit=0) == plain
+    module = ("-m", "launch.links")
+    assert words_of(launcher(), num_ranks=4, link_mbit=20) == [
+        *(*module, "bridge", "20", sys.executable, *TORCHRUN, "--nproc-per-node=4"),
+        *(f"--master-addr={BRIDGE_ADDRESS}", "--master-port=5000"),
+        *(*module, "rank", "20", "-m", "a.b", "/r/run.json"),
+    ]
 
 
 def test_deepspeeds_launcher_on_one_machine(monkeypatch):

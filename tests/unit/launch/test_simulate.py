@@ -138,6 +138,12 @@ def test_a_model_that_is_built_otherwise_is_refused():
         predict(workload_of(gpt2), load_machine("h100x4"))
 
 
+def test_shaped_links_are_refused():
+    point = make_point({**SEVEN, "dp": 2, "global_batch_size": 32, "link_mbit": 20})
+    with pytest.raises(WorkloadError, match=r"link_mbit = 20: .* links as they are"):
+        workload_of(point)
+
+
 def test_a_workload_has_every_setting_of_its_point():
     point = make_point(
         {

@@ -38,6 +38,12 @@ def test_tables_without_a_source_are_measured(draw, sweep):
     assert figure.get_supxlabel().endswith("measured · cuda NVIDIA H100")
 
 
+def test_values_over_shaped_links_are_said_to_be_so(draw, sweep):
+    sweep.grid(dp=[1, 2], link_mbit=[20, 50])
+    note = " ".join(draw("data-parallel", sweep).get_supxlabel().split())
+    assert note.endswith("measured · cuda NVIDIA H100, 20, 50 Mbit/s links, shaped")
+
+
 @pytest.mark.parametrize(
     ("name", "panels"),
     [("data-parallel", 2), ("models", 9), ("loss", 3),

@@ -1,7 +1,8 @@
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from configs.study import default_study
+from configs.study import Figure, default_study
+from plots.lines import draw_swept
 from plots.registry import figures
 from plots.tables import PlotError, read_tables
 
@@ -50,6 +51,15 @@ def test_a_sweep_has_a_row_a_model_and_a_line_an_engine(draw, sweep, name, setti
     assert axes[-1].get_xlabel()
     log = name in ("micro-batch", "subgroup-size", "data-parallel", "accumulation")
     assert (axes[0].get_xscale() == "log") == log
+
+
+def test_a_zero_that_is_no_value_does_not_count_as_one(tmp_path, sweep):
+    """Links as they are have no place on an axis of rates."""
+    sweep.grid(link_mbit=[0, 20])
+    row = Figure(kind="swept", title="links", x="link_mbit", y=["iteration_ms"])
+    tables = read_tables(sweep.write(tmp_path / "tables"))
+    with pytest.raises(PlotError, match=r"two values of link_mbit, only 20$"):
+        draw_swept(tables, row, asked=False)
 
 
 def test_models_of_one_name_and_several_sizes_have_panels_of_their_own(draw, sweep):

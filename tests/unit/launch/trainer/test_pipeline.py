@@ -1,4 +1,4 @@
-"""The pipeline's optimizer on one rank, and the bytes that the kernel counts on its link."""
+"""The pipeline's optimizer on one rank, and what ranks bring together of an iteration."""
 
 import copy
 import math

@@ -1,0 +1,133 @@
+"""Ranks behind links of a given rate: real namespaces, whose end is the end of their processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_runs import finish, pids, start, status
+from link_worker import FIRST_ADDRESS, RUNS
+from processes import python_path, wait_for
+from trainer_runs import write_corpus
+
+from configs.files import ROOT
+from launch.launchers import Launcher, Program, free_port
+from launch.links import INTERFACE, command_behind_links, unavailable
+from launch.process.supervise import end_leftovers
+
+WORKER = ROOT / "tests" / "support" / "link_worker.py"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(unavailable()), reason=f"needs links: {unavailable()}"),
+]
+MOST_BYTES = 2**25
+"""At 800 Mbit/s a third of a second, at 1 Mbit/s four and a half minutes."""
+
+
+def begin(name, mbit, folder):
+    program = Program(str(WORKER), (name, str(MOST_BYTES), str(folder)), is_module=False)
+    return subprocess.Popen(
+        Launcher().command(program, 2, free_port(), mbit),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "src", WORKER.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_slow_link_passes_fewer_bytes_than_a_fast_one_beside_it(tmp_path):
+    """Two runs that use the same addresses at once see nothing of each other."""
+    rates = dict(zip(RUNS, (1, 800), strict=True))
+    runs = [begin(name, mbit, tmp_path) for name, mbit in rates.items()]
+    for run in runs:
+        output, _ = run.communicate()
+        assert run.returncode == 0, output
+    seen = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in RUNS}
+    assert 0 < seen["slow"]["kernel_bytes"] < seen["fast"]["kernel_bytes"] / 10
+    for name, found in seen.items():
+        assert found["peer"] == name
+        assert all(f" rate {rates[name]}Mbit " in classes for classes in found["shaped"])
+        assert found["gloo"] == INTERFACE
+        # None of the machine's own.
+        assert sorted(found["addresses"]) == [FIRST_ADDRESS, "127.0.0.1"]
+
+
+def test_a_link_that_the_kernel_refuses_stops_the_rank_before_it_begins():
+    starter = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable]
+    done = subprocess.run(
+        command_behind_links(starter, ["-c", "print('begun')"], 0),
+        cwd=ROOT,
+        env={**os.environ, "LOCAL_RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert "rate" in done.stderr
+    assert "begun" not in done.stdout
+
+
+def known_namespaces():
+    """Network namespaces that some process is in, or that a file stands for."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(path.stat().st_ino)
+        except OSError:  # the process has ended
+            continue
+    mounts = Path("/proc/self/mountinfo").read_text()
+    return found | {int(word[5:-1]) for word in mounts.split() if word.startswith("net:[")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_namespace_outlives_its_run_however_the_launcher_ends(tmp_path, number):
+    """A launcher that is killed leaves ranks, which the next call of a sweep ends by their mark."""
+    results = tmp_path / "r"
+    words = ("--dp", "2", "--link-mbit", "20", "--share")
+    process = start("hang", results, *words)
+    try:
+        mine = {Path(f"/proc/{pid}/ns/net").stat().st_ino for pid in pids(results, 4)}
+        assert len(mine) == 2
+        assert Path("/proc/self/ns/net").stat().st_ino not in mine
+        process.send_signal(number)
+        _, _, err = finish(process)
+    finally:
+        process.kill()
+    if number == signal.SIGKILL:
+        assert mine <= known_namespaces()
+        assert end_leftovers(status(results)["driver"]["token"])
+    else:
+        assert "interrupted: stopped by SIGTERM" in err
+    wait_for(lambda: not mine & known_namespaces())
+
+
+SMALL = (
+    *("--pp", "2", "--dp", "1", "--iterations", "3", "--eval-interval", "2"),
+    *("--eval-iterations", "20", "--model.layers", "2", "--model.seq-length", "16"),
+    *("--global-batch-size", "8", "--device", "cpu", "--dtype", "fp32", "--no-echo", "--share"),
+)
+
+
+def test_counted_bytes_are_the_kernels_and_links_change_no_bit(tmp_path):
+    """Headers and acknowledgements come on top; an evaluation, start and end are not counted."""
+    corpus = tmp_path / "data" / "corpus"
+    corpus.parent.mkdir()
+    write_corpus(corpus)
+    command = [sys.executable, "-m", "launch.run", "tiny", "--study", "optimus-cc", *SMALL]
+    ends, folders = [], [tmp_path / "plain", tmp_path / "linked"]
+    for folder, mbit in zip(folders, ("0", "80"), strict=True):
+        own = ["--link-mbit", mbit, "--results-dir", str(folder), "--data-prefix", str(corpus)]
+        subprocess.run([*command, *own], cwd=ROOT, capture_output=True, check=True)
+        (metrics,) = folder.glob("optimus-cc/single/log-*/run-001/metrics.jsonl")
+        ends.append(json.loads(metrics.read_text().splitlines()[-1]))
+    plain, linked = ends
+    assert linked["weights_sha256"] == plain["weights_sha256"]
+    assert linked["counted_sent_mib"] == plain["counted_sent_mib"] > 10
+    assert "kernel_sent_mib" not in plain
+    assert 1.0 < linked["kernel_sent_mib"] / linked["counted_sent_mib"] < 1.02
+    (log,) = folders[1].glob("optimus-cc/single/log-*-link80-*/run-001/log-*-link80-*.log")
+    assert log.read_text().startswith("[launch] ranks behind links of 80 Mbit/s each way")
