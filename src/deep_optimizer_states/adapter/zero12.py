@@ -17,7 +17,8 @@ update reads it, or somebody looks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import torch
@@ -143,7 +144,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         if self._done is not None:
             return self._done
         if self._is_made:
-            self.background.wait()
+            self._settle()
             self._gradients.settle()
         return self._masters
 
@@ -168,7 +169,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Let stock move what no update uses any more."""
-        self.background.wait()
+        self._settle()
         super().offload_states(*args, **kwargs)
 
     def load_state_dict(
@@ -178,6 +179,20 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         with self._update.loading(is_whole=bool(load_optimizer_states)):
             super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
         self._relink_moments()
+
+    def _link_all_hp_params(self) -> None:
+        super()._link_all_hp_params()
+        if self.checkpoints is None:
+            return
+        for param in itertools.chain.from_iterable(self.bit16_groups):
+            param.set_full_hp_param = self._releasing_state(param.set_full_hp_param)
+
+    def _releasing_state(self, write: Callable[..., None]) -> Callable[..., None]:
+        def release_and_write(*args: Any, **kwargs: Any) -> None:
+            self._release_state()
+            write(*args, **kwargs)
+
+        return release_and_write
 
     def _relink_moments(self) -> None:
         """Make stock's views of moments view those that are stepped."""
