@@ -179,9 +179,7 @@ class BackgroundSave:
 
     def _note(self, file: int, offset: int, storage: torch.UntypedStorage) -> None:
         if storage.device.type != "cpu":
-            self._write_early(
-                file, offset, _bytes_of(torch.UntypedStorage.cpu(storage)), is_copy=True
-            )
+            self._write_early(file, offset, _bytes_of(storage).cpu(), is_copy=True)
             return
         source, begin, end = _bytes_of(storage), storage.data_ptr(), 0
         first = bisect.bisect_left(self._places, (begin, 0, 0))
