@@ -4,14 +4,6 @@ DeepSpeed decides what a checkpoint holds and what its files are called. For the
 ``save_checkpoint`` it is given a checkpoint engine that takes files instead of writing them; one
 that calls itself decoupled, so that DeepSpeed does not name the checkpoint in ``latest`` yet.
 
-[Note: whole at every moment] A file has its name only once it is whole. Each rank fills its files
-and syncs them, and tells rank 0 through the process group's store: collectives are the training's.
-When all ranks have, rank 0 writes down in the checkpoint's folder what is to be done, gives the
-files their names, and replaces ``latest``, each step synced. Killed before it wrote that down, the
-checkpoint is not there and ``latest`` names the one before; killed after it, the next load or save
-does what is left to do. So a tag that is used again keeps its old files until all new ones are
-there.
-
 [Note: failures] A save that fails ends no training. It is told by a warning when it is found, its
 files are removed, and ``latest`` stays as it was. With ``raise_on_failed_checkpoint`` the next
 ``engine.step()`` or save raises it.
@@ -20,11 +12,7 @@ files are removed, and ``latest`` stays as it was. With ``raise_on_failed_checkp
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,44 +20,15 @@ import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.utils import logger
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store
 
 from deep_optimizer_states.config import BLOCK, Settings
-from deep_optimizer_states.core.checkpoint import (
-    UNFINISHED,
-    BackgroundSave,
-    sync_folder,
-    unfinished,
-)
+from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
+from deep_optimizer_states.core.commit import LATEST, Ranks, Target, commit, read_latest, recover
 from deep_optimizer_states.core.host import free_host_bytes, local_ranks
 from deep_optimizer_states.errors import CheckpointError
 
-LATEST = "latest"
-TO_DO = "to-do" + UNFINISHED
-"""In a checkpoint's folder: what is left to do once all files are filled."""
-POLL_S = 0.05
-"""Seconds between two looks at what other ranks say."""
-LAST_WORD_S = 5.0
-"""Rank 0, which may hold the store, waits so long for the others to read how a save ended."""
 _SHARE_OF_FREE_MEMORY = 0.5
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where a checkpoint goes.
-
-    Attributes:
-        folder: What the user passed to ``save_checkpoint``.
-        tag: Name of the folder in it that has the files.
-        is_latest: Whether ``latest`` is to name it.
-    """
-
-    folder: Path
-    tag: str
-    is_latest: bool
-
-    def __str__(self) -> str:
-        return f"checkpoint {self.tag} in {self.folder}"
 
 
 class _TakesFiles(CheckpointEngine):  # type: ignore[misc]
@@ -84,10 +43,10 @@ class _TakesFiles(CheckpointEngine):  # type: ignore[misc]
         self.name = BLOCK
         self._stock = stock
         self._save = save
-        self.target: _Target | None = None
+        self.target: Target | None = None
 
     def create(self, info: Any) -> None:
-        self.target = _Target(Path(info.save_dir), info.tag, info.save_latest)
+        self.target = Target(Path(info.save_dir), info.tag, info.save_latest)
 
     def save(self, state_dict: Any, path: str) -> None:
         with self.noting_failure():
@@ -171,6 +130,7 @@ class Checkpoints:
         self._number += 1
         tiles = self._tiles()
         save = self.last = BackgroundSave(tiles, self._order(), self._memory_bytes(tiles))
+        ranks = self._ranks()
         stock, taker = engine.checkpoint_engine, _TakesFiles(engine.checkpoint_engine, save)
         engine.checkpoint_engine = taker
         # Beside its files DeepSpeed copies its own scripts, on rank 0 alone.
@@ -179,12 +139,11 @@ class Checkpoints:
         try:
             stock_save()
             assert taker.target is not None, "DeepSpeed names no checkpoint"
-            ranks = Ranks(self._number)
             target = taker.target
         except BaseException as error:
             save.give_up(error)
             save.remove_files()
-            Ranks(self._number).say_ready(f"rank {torch.distributed.get_rank()}: {error!r}")
+            ranks.say_ready(f"rank {ranks.rank}: {error!r}")
             raise
         finally:
             engine.checkpoint_engine = stock
@@ -197,9 +156,9 @@ class Checkpoints:
         self.wait()
         if torch.distributed.get_rank() == 0:
             try:
-                recover(Path(folder), removes=False)
+                _say(recover(Path(folder), removes=False))
             except OSError as error:
-                logger.warning(f"deep_optimizer_states: {folder} cannot be looked at: {error}")
+                _say([f"{folder} cannot be looked at: {error}"])
         torch.distributed.barrier()
 
     def release(self, tile: int) -> None:
@@ -227,9 +186,15 @@ class Checkpoints:
         if failure is not None and self._settings.raise_on_failed_checkpoint:
             raise failure
 
+    def _ranks(self) -> Ranks:
+        store, number = _get_default_store(), self._number
+        return Ranks(
+            store, torch.distributed.get_rank(), torch.distributed.get_world_size(), number
+        )
+
     def _tell(self, error: CheckpointError) -> None:
         self._failure = error
-        logger.warning(f"deep_optimizer_states: {error}")
+        _say([str(error)])
 
     def _memory_bytes(self, tiles: Sequence[Sequence[Tensor]]) -> int:
         if self._settings.checkpoint_memory_bytes != "auto":
@@ -248,19 +213,19 @@ class Checkpoints:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 probe = folder / f"probe{UNFINISHED}"
-                probe.write_bytes(b"")
-                recover(folder, removes=True)
+                probe.write_bytes(b"")  # what recover() removes
+                _say(recover(folder, removes=True))
             except OSError as error:
                 found = [str(error)]
         torch.distributed.broadcast_object_list(found, src=0)
         return found[0]
 
-    def _finish(self, save: BackgroundSave, ranks: Ranks, target: _Target) -> None:
+    def _finish(self, save: BackgroundSave, ranks: Ranks, target: Target) -> None:
         """End a save on its own thread: agree with the other ranks, and name it on rank 0."""
         own = f"rank {ranks.rank}"
         try:
             ranks.say_ready(f"{own}: {save.failure}" if save.failure else "", save.paths)
-            problem = _commit(ranks, target) if ranks.rank == 0 else ranks.wait_for_end()
+            problem = commit(ranks, target) if ranks.rank == 0 else ranks.wait_for_end()
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to
             # Its files stay: rank 0 may have written down that they are to be named.
             self._tell(
@@ -272,162 +237,14 @@ class Checkpoints:
             return
         if problem:
             save.remove_files()
-            latest = _read_latest(target.folder)
+            latest = read_latest(target.folder)
             before = f"{LATEST} names {latest} as before" if latest else "none was written before"
             self._tell(CheckpointError(f"{target} is not written: {problem}; {before}"))
 
 
-class Ranks:
-    """What ranks say to each other about one save, through the process group's store.
-
-    Args:
-        number: Of the save, the same on every rank.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.rank, self._num_ranks = (
-            torch.distributed.get_rank(),
-            torch.distributed.get_world_size(),
-        )
-        self._store: Store = PrefixStore(f"{BLOCK}/checkpoint/{number}", _get_default_store())
-
-    def say_ready(self, problem: str, files: Sequence[Path] = ()) -> None:
-        """Say that this rank's files are whole, or why they are not."""
-        said = {"problem": problem, "files": [str(path) for path in files]}
-        self._store.set(f"ready/{self.rank}", json.dumps(said))
-
-    def wait_for_all(self) -> tuple[str, list[Path]]:
-        """Wait until every rank has said so; return the first problem, and all ranks' files."""
-        problem, files = "", list[Path]()
-        for rank in range(self._num_ranks):
-            said = json.loads(self._wait_for(f"ready/{rank}"))
-            problem = problem or said["problem"]
-            files += map(Path, said["files"])
-        return problem, files
-
-    def say_ended(self, problem: str) -> None:
-        """Say how the save ended, and see that all others have read it."""
-        self._store.set("ended", problem or "well")
-        names = [f"read/{rank}" for rank in range(1, self._num_ranks)]
-        end = time.monotonic() + LAST_WORD_S
-        while names and not self._store.check(names) and time.monotonic() < end:
-            time.sleep(POLL_S)
-
-    def wait_for_end(self) -> str:
-        """Wait until rank 0 has said how the save ended; return the problem."""
-        said = self._wait_for("ended")
-        self._store.set(f"read/{self.rank}", "yes")
-        return "" if said == "well" else said
-
-    def _wait_for(self, name: str) -> str:
-        # A blocking get would keep the store from whoever makes a process group meanwhile.
-        while not self._store.check([name]):
-            time.sleep(POLL_S)
-        return str(self._store.get(name).decode())
-
-
-def recover(folder: Path, removes: bool) -> None:
-    """End what a process left behind that was killed while it saved; say what there is.
-
-    Args:
-        folder: The folder of checkpoints.
-        removes: Remove the files of saves that cannot be ended. Nothing else is ever removed.
-
-    Raises:
-        OSError: The folder cannot be read or written.
-    """
-    for to_do in folder.glob(f"*/{TO_DO}"):
-        _carry_out(to_do)
-        logger.warning(
-            f"deep_optimizer_states: checkpoint {to_do.parent.name} in {folder} was whole when its "
-            "process was killed; it has its names now"
-        )
-    left = [*folder.glob(f"*/*{UNFINISHED}"), *folder.glob(f"*{UNFINISHED}")]
-    probes = {folder / f"probe{UNFINISHED}"}
-    tags = sorted({path.parent.name for path in left if path.parent != folder})
-    if tags:
-        latest = _read_latest(folder)
-        logger.warning(
-            f"deep_optimizer_states: {', '.join(tags)} in {folder} was being saved when its "
-            f"process ended, and is not whole; {LATEST} names {latest or 'none'}. "
-            + ("Its unfinished files are removed" if removes else "The next save removes it")
-        )
-    for path in left if removes else probes.intersection(left):
-        path.unlink(missing_ok=True)
-
-
-def _commit(ranks: Ranks, target: _Target) -> str:
-    """Name a checkpoint once all ranks' files are filled; rank 0 alone does.
-
-    Returns:
-        Why it is not there; empty where it is.
-
-    Raises:
-        OSError: All is filled and written down, but the names could not be given.
-    """
-    problem, files = ranks.wait_for_all()
-    try:
-        if not problem:
-            to_do = _write_down(target, files)
-            _carry_out(to_do)
-    except _NotWrittenDownError as error:
-        problem = f"rank 0: {error}"
-    finally:
-        ranks.say_ended(problem)
-    return problem
-
-
-class _NotWrittenDownError(Exception):
-    """What is to be done could not be written, so that nothing of it is done."""
-
-
-def _write_down(target: _Target, files: Sequence[Path]) -> Path:
-    folder = target.folder / target.tag
-    to_do, draft = folder / TO_DO, folder / f"draft-{TO_DO}"
-    content = {
-        "files": [os.path.relpath(path, folder) for path in files],
-        LATEST: target.tag if target.is_latest else None,
-    }
-    try:
-        _write_synced(draft, json.dumps(content))
-        draft.replace(to_do)
-        sync_folder(folder)
-    except OSError as error:
-        for path in (draft, to_do):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        raise _NotWrittenDownError(str(error)) from error
-    return to_do
-
-
-def _carry_out(to_do: Path) -> None:
-    folder = to_do.parent
-    content = json.loads(to_do.read_text())
-    for name in content["files"]:
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError):  # it has its name already
-            unfinished(path).replace(path)
-    sync_folder(folder)
-    if content[LATEST] is not None:
-        draft = unfinished(folder.parent / LATEST)
-        _write_synced(draft, content[LATEST])
-        draft.replace(folder.parent / LATEST)
-        sync_folder(folder.parent)
-    to_do.unlink()
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _read_latest(folder: Path) -> str:
-    try:
-        return (folder / LATEST).read_text().strip()
-    except OSError:
-        return ""
+def _say(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        logger.warning(f"deep_optimizer_states: {sentence}")
 
 
 def _quietly(taker: _TakesFiles, work: Callable[[str], None], path: str) -> None:
