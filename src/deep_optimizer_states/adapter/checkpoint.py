@@ -128,8 +128,7 @@ class Checkpoints:
             self._tell(CheckpointError(f"no checkpoint is written to {folder}: {problem}"))
             return False
         self._number += 1
-        tiles = self._tiles()
-        save = self.last = BackgroundSave(tiles, self._order(), self._memory_bytes(tiles))
+        save = self.last = BackgroundSave(self._tiles(), self._order(), self._memory_bytes())
         ranks = self._ranks()
         stock, taker = engine.checkpoint_engine, _TakesFiles(engine.checkpoint_engine, save)
         engine.checkpoint_engine = taker
@@ -196,11 +195,10 @@ class Checkpoints:
         self._failure = error
         _say([str(error)])
 
-    def _memory_bytes(self, tiles: Sequence[Sequence[Tensor]]) -> int:
+    def _memory_bytes(self) -> int:
         if self._settings.checkpoint_memory_bytes != "auto":
             return self._settings.checkpoint_memory_bytes
-        own = sum(tensor.nbytes for tensors in tiles for tensor in tensors)
-        return min(own, int(free_host_bytes() * _SHARE_OF_FREE_MEMORY) // local_ranks())
+        return int(free_host_bytes() * _SHARE_OF_FREE_MEMORY) // local_ranks()
 
     def _prepare(self, folder: Path) -> str:
         """Make the folder, and end what an earlier process left there; every rank must.
