@@ -12,6 +12,7 @@ files are removed, and ``latest`` stays as it was. With ``raise_on_failed_checkp
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from deep_optimizer_states.core.host import free_host_bytes, local_ranks
 from deep_optimizer_states.errors import CheckpointError
 
 _SHARE_OF_FREE_MEMORY = 0.5
+_numbers = itertools.count()
+"""Numbers of saves, of all engines of this process: every rank saves them in the same order."""
 
 
 class _TakesFiles(CheckpointEngine):  # type: ignore[misc]
@@ -98,7 +101,6 @@ class Checkpoints:
         self._settings = settings
         self._tiles = tiles
         self._order = order
-        self._number = 0
         self._failure: CheckpointError | None = None
         self.last: BackgroundSave | None = None
 
@@ -127,9 +129,13 @@ class Checkpoints:
         if problem := self._prepare(folder):
             self._tell(CheckpointError(f"no checkpoint is written to {folder}: {problem}"))
             return False
-        self._number += 1
         save = self.last = BackgroundSave(self._tiles(), self._order(), self._memory_bytes())
-        ranks = self._ranks()
+        ranks = Ranks(
+            _get_default_store(),
+            torch.distributed.get_rank(),
+            torch.distributed.get_world_size(),
+            next(_numbers),
+        )
         stock, taker = engine.checkpoint_engine, _TakesFiles(engine.checkpoint_engine, save)
         engine.checkpoint_engine = taker
         # Beside its files DeepSpeed copies its own scripts, on rank 0 alone.
@@ -184,12 +190,6 @@ class Checkpoints:
         failure, self._failure = self._failure, None
         if failure is not None and self._settings.raise_on_failed_checkpoint:
             raise failure
-
-    def _ranks(self) -> Ranks:
-        store, number = _get_default_store(), self._number
-        return Ranks(
-            store, torch.distributed.get_rank(), torch.distributed.get_world_size(), number
-        )
 
     def _tell(self, error: CheckpointError) -> None:
         self._failure = error
