@@ -280,6 +280,7 @@ def check_supported(config: Any) -> None:
             "to false",
         ),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
+        *_checkpoint_engines(config),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
@@ -291,6 +292,27 @@ def check_supported(config: Any) -> None:
             "window but one (DeepSpeed's pull requests 7967 and 7981); install a release after "
             f"{LAST_THAT_LOSES_GRADIENTS}, or set the stage to 3"
         )
+
+
+def _checkpoint_engines(config: Any) -> list[tuple[bool, str]]:
+    """Return what a checkpoint in the background does not go with, and whether it is asked for."""
+    from deep_optimizer_states.config import BLOCK
+
+    if getattr(config, BLOCK).checkpoint == "blocking":
+        return []
+    asked, given = f'{BLOCK}.checkpoint = "background"', config.checkpoint_config
+    ways = "take the one out, or set the other to"
+    is_node_local, is_zip = config.use_node_local_storage, given["checkpoint_serialization"]
+    return [
+        (given["writer"] is not None, f'checkpoint.writer and {asked}: {ways} "blocking"'),
+        (config.datastates_config.enabled, f'datastates_ckpt and {asked}: {ways} "blocking"'),
+        (
+            is_node_local,
+            f"checkpoint.use_node_local_storage = true and {asked}: rank 0 names the files of all; "
+            "set it to false and save to a folder that all ranks see",
+        ),
+        (not is_zip, f"checkpoint.checkpoint_serialization = false and {asked}: set it to true"),
+    ]
 
 
 def _text(device: Any) -> str:
