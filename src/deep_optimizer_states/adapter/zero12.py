@@ -144,7 +144,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         if self._done is not None:
             return self._done
         if self._is_made:
-            self._settle()
+            self.background.wait()
+            if not self._gradients.is_writing:  # stock asks in backward, to reach the gradients
+                self._release_state()
             self._gradients.settle()
         return self._masters
 
@@ -308,6 +310,9 @@ class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
     It writes to the tensors that stock holds as ``grad`` of its master weights.
+
+    Attributes:
+        is_writing: Whether stock reads or writes gradients now, which are not to be scaled.
     """
 
     dtype = torch.float32
@@ -317,7 +322,7 @@ class LateScaled(Gradients):
         self._runs = runs
         self._grads: list[Tensor] = []
         self._owed: dict[int, float] = {}
-        self._is_writing = False
+        self.is_writing = False
 
     def take(self, grads: list[Tensor]) -> None:
         """Work on these: one for each parameter group, 1-D."""
@@ -332,15 +337,15 @@ class LateScaled(Gradients):
         """
         if param_id is not None:
             self._owed.pop(param_id, None)
-        before, self._is_writing = self._is_writing, True
+        before, self.is_writing = self.is_writing, True
         try:
             yield
         finally:
-            self._is_writing = before
+            self.is_writing = before
 
     def settle(self, param_ids: Iterable[int] | None = None) -> None:
         """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
-        if self._is_writing:
+        if self.is_writing:
             return
         for param_id in list(self._owed if param_ids is None else param_ids):
             factor = self._owed.pop(param_id, 1.0)

@@ -164,6 +164,22 @@ def do_not_ask(folder):
     assert any("exp_avg" in where for where in found), found
 
 
+for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
+
+    @ROWS.check(f"nothing is copied before an update{name}", case=case)
+    def copy_nothing(folder, case):
+        with Trial({**STRIDE, **BACKGROUND}) as trial:
+            engine = trial.open(case)
+            trial.train(engine, 1)
+            with nothing_written_meanwhile():
+                engine.save_checkpoint(folder, TAG)
+                held = engine.optimizer.checkpoints.last.peak_bytes
+                trial.backward(engine)
+                save = engine.optimizer.checkpoints.last
+                assert (save.copied_bytes, save.peak_bytes) == (0, held)
+            trial.end(engine)
+
+
 @ROWS.check("stock goes on from it, and it from stock's", 1, 2)
 def exchange(folder):
     ours = {**STRIDE, **BACKGROUND}
