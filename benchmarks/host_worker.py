@@ -219,24 +219,26 @@ def summary(times: dict[str, Times], equal: dict[str, bool], numel: int) -> dict
 
 
 def _make(width: int, layers: int) -> dict[str, Any]:
+    start_one_rank()
+    return {name: make_engine(width, layers, block) for name, block in BLOCKS.items()}
+
+
+def start_one_rank() -> None:
+    """Make this process the one rank of a job on the CPU."""
     # An extension that DeepSpeed would build for collectives of one machine; nothing here uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(free_port())
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     deep_optimizer_states.install()
-    made = {}
-    for name, block in BLOCKS.items():
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(
-            *(torch.nn.Linear(width, width, bias=False) for _ in range(layers))
-        )
-        config = _ds_config(width, block)
-        parameters = model.parameters()
-        made[name] = deepspeed.initialize(model=model, model_parameters=parameters, config=config)[
-            0
-        ]
-    return made
+
+
+def make_engine(width: int, layers: int, block: dict[str, Any]) -> Any:
+    """Return an engine of square layers, of the same bits whatever the plugin's block."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    config = _ds_config(width, block)
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
 def _equal(made: dict[str, Any]) -> dict[str, bool]:

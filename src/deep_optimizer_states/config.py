@@ -70,6 +70,15 @@ class Settings(BaseModel):
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
     more than it shows; 0: what the system says is free. State that needs more is refused."""
+    checkpoint: Literal["blocking", "background"] = "blocking"
+    """``background``: ``save_checkpoint`` returns at once, and its files are filled while training
+    goes on. They are the same; ``latest`` names them once they are whole."""
+    checkpoint_memory_bytes: Literal["auto"] | NonNegative = "auto"
+    """Host memory of a rank that a checkpoint in the background may take for copies of what an
+    update is about to overwrite, in bytes; ``auto``: at most half of what is free."""
+    raise_on_failed_checkpoint: bool = False
+    """The next ``step()`` or save raises it when a checkpoint in the background could not be
+    written, which a warning alone says otherwise."""
     verify_every: int = Field(default=1000, ge=0)
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""

@@ -27,3 +27,7 @@ class UpdateError(DeepOptimizerStatesError, RuntimeError):
 
 class HostMemoryError(DeepOptimizerStatesError, MemoryError):
     """Host memory does not suffice for the optimizer state; says how much is needed and free."""
+
+
+class CheckpointError(DeepOptimizerStatesError, RuntimeError):
+    """A checkpoint is not whole; names it, says why, and which is the last whole one."""

@@ -87,6 +87,19 @@ class StateHomes(abc.ABC):
         weights = run.of(self.weights_of(run.master).data)
         return AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
 
+    def state_on_host(self) -> list[list[Tensor]]:
+        """Return master weights and moments of each tile that an update overwrites in host memory.
+
+        They are views of where they live; nothing of tiles whose state is resident on the device.
+        """
+        found: list[list[Tensor]] = []
+        for tile in self._schedule.tiles:
+            run, whole = self._runs[tile.subgroup], list[Tensor]()
+            if tile.subgroup not in self._schedule.resident_subgroups:
+                whole = [self._masters[run.master], *self._moments[run.master].values()]
+            found.append([run.of(one.data).narrow(0, tile.start, tile.numel) for one in whole])
+        return found
+
     def count_step(self, subgroup: int) -> int:
         """Step stock's counter of the master weight, once for all of its subgroups; return it."""
         run = self._runs[subgroup]

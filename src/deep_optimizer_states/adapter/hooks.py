@@ -11,6 +11,7 @@ import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def install(allow_unverified: bool = False) -> None:
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "step", _step)
+    _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
 
 
@@ -177,8 +179,21 @@ def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
+    if engine.optimizer.checkpoints is not None:
+        engine.optimizer.checkpoints.check()
     with signals_held_back():
         return original(engine, *args, **kwargs)
+
+
+def _save_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save as DeepSpeed does, in the background where the settings ask for it."""
+    save = functools.partial(original, engine, *args, **kwargs)
+    if not _is_ours(engine) or engine.optimizer.checkpoints is None:
+        return save()
+    folder = inspect.signature(original).bind(engine, *args, **kwargs).arguments["save_dir"]
+    if not folder:
+        return save()  # DeepSpeed says what is wrong with it
+    return engine.optimizer.checkpoints.save(engine, save, Path(folder))
 
 
 def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,6 +202,8 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
         return original(engine, *args, **kwargs)
     background = engine.optimizer.background
     asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    if engine.optimizer.checkpoints is not None:
+        engine.optimizer.checkpoints.before_load(asked["load_dir"])
     if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
         background.refuse_while_open()
     with background.overlooking_failure():
@@ -263,6 +280,7 @@ def check_supported(config: Any) -> None:
             "to false",
         ),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
+        *_checkpoint_engines(config),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
@@ -274,6 +292,27 @@ def check_supported(config: Any) -> None:
             "window but one (DeepSpeed's pull requests 7967 and 7981); install a release after "
             f"{LAST_THAT_LOSES_GRADIENTS}, or set the stage to 3"
         )
+
+
+def _checkpoint_engines(config: Any) -> list[tuple[bool, str]]:
+    """Return what a checkpoint in the background does not go with, and whether it is asked for."""
+    from deep_optimizer_states.config import BLOCK
+
+    if getattr(config, BLOCK).checkpoint == "blocking":
+        return []
+    asked, given = f'{BLOCK}.checkpoint = "background"', config.checkpoint_config
+    ways = "take the one out, or set the other to"
+    is_node_local, is_zip = config.use_node_local_storage, given["checkpoint_serialization"]
+    return [
+        (given["writer"] is not None, f'checkpoint.writer and {asked}: {ways} "blocking"'),
+        (config.datastates_config.enabled, f'datastates_ckpt and {asked}: {ways} "blocking"'),
+        (
+            is_node_local,
+            f"checkpoint.use_node_local_storage = true and {asked}: rank 0 names the files of all; "
+            "set it to false and save to a folder that all ranks see",
+        ),
+        (not is_zip, f"checkpoint.checkpoint_serialization = false and {asked}: set it to true"),
+    ]
 
 
 def _text(device: Any) -> str:

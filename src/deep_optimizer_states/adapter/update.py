@@ -16,6 +16,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
 from torch import Tensor
 
+from deep_optimizer_states.adapter.checkpoint import Checkpoints
 from deep_optimizer_states.adapter.guard import installed_version
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
@@ -102,6 +103,9 @@ class UpdatePhase:
     It owns the executor with its buffers, and the count of updates. Of stock it reads Adam's
     hyperparameters, and steps its counters as stock's own update would.
 
+    Attributes:
+        order: Tiles in the order of the last update.
+
     Raises:
         KernelError: The device cannot step, or its bits are others.
     """
@@ -125,6 +129,7 @@ class UpdatePhase:
         self._gradients = gradients
         self._background = background
         self._begun: _Begun | None = None
+        self.order: Sequence[int] = range(len(schedule.tiles))
         betas = stock.optimizer.defaults["betas"]
         self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
@@ -273,6 +278,7 @@ class UpdatePhase:
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
         self.num_updates += 1
+        self.order = order
         handover = Handover(order, self.executor.claimed, self.executor.follow)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
@@ -366,6 +372,8 @@ class InterleavedOptimizer:
     """
 
     optimizer: Any
+    checkpoints: Checkpoints | None = None
+    """Saves in the background, where the settings ask for them."""
 
     def _open(
         self, adam: DeepSpeedCPUAdam, settings: Settings, master_dtype: torch.dtype = torch.float32
@@ -392,9 +400,15 @@ class InterleavedOptimizer:
         self, schedule: Schedule, homes: StateHomes, gradients: Gradients
     ) -> UpdatePhase:
         stock: Any = self
-        return UpdatePhase(
+        update = UpdatePhase(
             stock, self._settings, self._steppers, schedule, homes, gradients, self.background
         )
+        if self._settings.checkpoint == "background":
+            self.checkpoints = Checkpoints(
+                self._settings, homes.state_on_host, lambda: update.order
+            )
+            update.executor.before_overwrite = self.checkpoints.release
+        return update
 
     def _begin_change(self) -> None:
         """Note that what is cut short from here on, until the step is over, leaves wrong state."""
@@ -403,6 +417,12 @@ class InterleavedOptimizer:
     def _settle(self) -> None:
         """Wait for the update, after which whoever asked may write state."""
         self.background.wait()
+        self._release_state()
+
+    def _release_state(self) -> None:
+        """Let whoever asked write state that is still to be saved; stock's step only reads it."""
+        if self.checkpoints is not None and not self.background.is_under_way:
+            self.checkpoints.release_all()
 
     @property
     def state(self) -> Any:
@@ -429,6 +449,8 @@ class InterleavedOptimizer:
         update: UpdatePhase | None = self.__dict__.get("_update")
         is_begun = update is not None and update.is_begun
         is_known = self._is_closed or self.background.has_failed or is_begun
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
         try:
             with self.background.overlooking_failure():
                 yield

@@ -17,7 +17,8 @@ update reads it, or somebody looks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import torch
@@ -144,6 +145,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             return self._done
         if self._is_made:
             self.background.wait()
+            if not self._gradients.is_writing:  # stock asks in backward, to reach the gradients
+                self._release_state()
             self._gradients.settle()
         return self._masters
 
@@ -168,7 +171,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Let stock move what no update uses any more."""
-        self.background.wait()
+        self._settle()
         super().offload_states(*args, **kwargs)
 
     def load_state_dict(
@@ -178,6 +181,20 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         with self._update.loading(is_whole=bool(load_optimizer_states)):
             super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
         self._relink_moments()
+
+    def _link_all_hp_params(self) -> None:
+        super()._link_all_hp_params()
+        if self.checkpoints is None:
+            return
+        for param in itertools.chain.from_iterable(self.bit16_groups):
+            param.set_full_hp_param = self._releasing_state(param.set_full_hp_param)
+
+    def _releasing_state(self, write: Callable[..., None]) -> Callable[..., None]:
+        def release_and_write(*args: Any, **kwargs: Any) -> None:
+            self._release_state()
+            write(*args, **kwargs)
+
+        return release_and_write
 
     def _relink_moments(self) -> None:
         """Make stock's views of moments view those that are stepped."""
@@ -293,6 +310,9 @@ class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
     It writes to the tensors that stock holds as ``grad`` of its master weights.
+
+    Attributes:
+        is_writing: Whether stock reads or writes gradients now, which are not to be scaled.
     """
 
     dtype = torch.float32
@@ -302,7 +322,7 @@ class LateScaled(Gradients):
         self._runs = runs
         self._grads: list[Tensor] = []
         self._owed: dict[int, float] = {}
-        self._is_writing = False
+        self.is_writing = False
 
     def take(self, grads: list[Tensor]) -> None:
         """Work on these: one for each parameter group, 1-D."""
@@ -317,15 +337,15 @@ class LateScaled(Gradients):
         """
         if param_id is not None:
             self._owed.pop(param_id, None)
-        before, self._is_writing = self._is_writing, True
+        before, self.is_writing = self.is_writing, True
         try:
             yield
         finally:
-            self._is_writing = before
+            self.is_writing = before
 
     def settle(self, param_ids: Iterable[int] | None = None) -> None:
         """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
-        if self._is_writing:
+        if self.is_writing:
             return
         for param_id in list(self._owed if param_ids is None else param_ids):
             factor = self._owed.pop(param_id, 1.0)

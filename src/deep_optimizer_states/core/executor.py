@@ -110,6 +110,8 @@ class Executor:
         ahead: Tiles whose state was sent ahead and that no update has claimed.
         claimed: Tiles whose state was sent ahead and that the update is still to step.
         last_plan: What the last update did, in issue order.
+        before_overwrite: Called on the update's thread with each tile whose state is about to be
+            overwritten in host memory.
 
     Args:
         schedule: The tiles for which it takes buffers.
@@ -163,6 +165,7 @@ class Executor:
         self._host_steps: list[HostStep] = []
         self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
+        self.before_overwrite: Callable[[int], None] = lambda tile: None
         self._issue: dict[Kind, Callable[[int, Work], None]] = {
             Kind.PREFETCH: self._prefetch,
             Kind.DEVICE_STEP: self._device_step,
@@ -396,6 +399,7 @@ class Executor:
         # The last of the lanes that use memory of a tile's own: it is after all others.
         uses = () if slot.is_kept else slot.tensors
         if not is_outbox:
+            self.before_overwrite(tile)
             targets = work.tensors.state
             sources = slot.views_like(targets)
             lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources), uses)
@@ -410,6 +414,7 @@ class Executor:
             self._landing.append((slot.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: Work) -> None:
+        self.before_overwrite(tile)
         wait, tensors = time.perf_counter(), work.tensors
         if not self._weights_on_host:
             tensors = self._stage(tile, tensors)

@@ -216,6 +216,11 @@ class Background:
         return self._ended is not None and not self._ended.is_set
 
     @property
+    def is_under_way(self) -> bool:
+        """Return whether something is being done in the middle of which nothing may be saved."""
+        return bool(self._under_way)
+
+    @property
     def has_failed(self) -> bool:
         """Return whether a failure is known that no loading has made good yet."""
         return self._failure is not None

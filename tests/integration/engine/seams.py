@@ -11,6 +11,7 @@ from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
 from deep_optimizer_states.core import update as gate
+from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.host import ANYWHERE

@@ -28,6 +28,8 @@ def checkpoints(tmp_path_factory):
         pytest.param("failures", 1, "few", marks=EMULATED),
         pytest.param("failures", 2, "few", marks=EMULATED),
         pytest.param("setup", 1, "few", marks=EMULATED),
+        pytest.param("background", 1, "few"),
+        pytest.param("background", 2, "few", marks=TWO),
         ("backward", 1, "few"),
         pytest.param("backward", 2, "few", marks=TWO),
         pytest.param("checkpoints", 2, "few", marks=TWO),

@@ -10,7 +10,8 @@ from deep_optimizer_states.config import BLOCK
 from deep_optimizer_states.state_reader import MOMENTS, read_state
 
 BLOCKS = {
-    "stride-2": {"enabled": True, "policy": "stride", "stride": 2},
+    # Its checkpoints are those that stock goes on from.
+    "stride-2": {"enabled": True, "policy": "stride", "stride": 2, "checkpoint": "background"},
     "all-host": {"enabled": True, "policy": "all-host"},
 }
 OURS, STOCK = "InterleavedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"
@@ -47,6 +48,8 @@ def ds_config(block, **more):
 def result_of(engine, losses, norms):
     """The result of a run on ``engine``."""
     stage = engine.zero_optimization_stage()
+    if getattr(engine.optimizer, "checkpoints", None) is not None:
+        engine.optimizer.checkpoints.wait()  # the next to load may be stock
     state = state_by_parameter(engine) if stage == 3 else flat_state(engine)
     return Result(
         losses=losses,

@@ -98,6 +98,7 @@ def block(**settings):
 NVME = {"device": "nvme", "nvme_path": "/tmp"}
 RESIDENT = block(policy="ratio", ratio=0.5)
 EARLY, AHEAD = block(step_before_norm=True), block(prefetch_memory_bytes="auto")
+IN_BACKGROUND = block(checkpoint="background")
 CLIPPED = {"gradient_clipping": 1.0}
 SCALED = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipping": 0}
 
@@ -131,6 +132,10 @@ SCALED = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipp
         ),
         (EARLY | CLIPPED, r"step_before_norm = true and gradient_clipping = 1.0"),
         (EARLY | SCALED, "step_before_norm = true and fp16: an overflow"),
+        (IN_BACKGROUND | {"checkpoint": {"writer": {}}}, "checkpoint.writer and"),
+        (IN_BACKGROUND | {"datastates_ckpt": {"enabled": True}}, "datastates_ckpt and"),
+        (IN_BACKGROUND | {"checkpoint": {"use_node_local_storage": True}}, "node_local_storage"),
+        (IN_BACKGROUND | {"checkpoint": {"checkpoint_serialization": False}}, "set it to true"),
     ],
 )
 def test_what_the_engine_does_not_do_is_refused_by_name(installed, changes, setting):

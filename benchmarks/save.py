@@ -1,0 +1,146 @@
+"""What a checkpoint costs training, beside stock DeepSpeed's: ``python -m benchmarks.save``.
+
+Engines train the same model in turns: so many iterations without a save, then as many with one at
+their beginning. What the second takes longer is what the save costs. The next turn begins when
+everything is on the disk. All files must hold the same numbers, or there is no ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import BenchmarkError, Times
+from configs.cli import Parser, count, run_command, say
+
+TARGET = 0.05
+"""Share of what stock loses, and of an iteration."""
+WARM_UP = 2
+BLOCKS: dict[str, dict[str, Any]] = {
+    "stock": {"enabled": False},
+    "blocking": {"enabled": True, "policy": "all-host"},
+    "background": {"enabled": True, "policy": "all-host", "checkpoint": "background"},
+}
+
+
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train the engines in turns.
+
+    Returns:
+        For each engine seconds of an iteration, seconds that a save costs, seconds of the call, and
+        bytes that were copied or waited for.
+
+    Raises:
+        BenchmarkError: Two engines saved different numbers.
+    """
+    import torch
+
+    from benchmarks.host_worker import make_engine, start_one_rank
+
+    start_one_rank()
+    engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in given.engines}
+    inputs = torch.ones(given.batch, given.width, dtype=torch.bfloat16)
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"iteration": [], "cost": [], "call": [], "copied": [], "waited for": []}
+        for name in engines
+    }
+
+    def train(engine: Any) -> float:
+        begin = time.perf_counter()
+        for _ in range(given.every):
+            engine.backward(engine(inputs).float().pow(2).mean())
+            engine.step()
+        read = getattr(engine.optimizer, "background", None)
+        if read is not None:
+            read.wait()  # the update that the last step() launched belongs to these iterations
+        return time.perf_counter() - begin
+
+    for turn in range(WARM_UP + given.repeats):
+        for name, engine in engines.items():
+            plain, begin = train(engine), time.perf_counter()
+            engine.save_checkpoint(str(folder / name), "saved")
+            call = time.perf_counter() - begin
+            cost, row = call + train(engine) - plain, found[name]
+            checkpoints = getattr(engine.optimizer, "checkpoints", None)
+            if checkpoints is not None:
+                checkpoints.wait()
+            os.sync()
+            if turn < WARM_UP:
+                continue
+            last = getattr(checkpoints, "last", None)
+            row["iteration"].append(plain / given.every)
+            row["cost"].append(cost)
+            row["call"].append(call)
+            row["copied"].append(getattr(last, "copied_bytes", 0))
+            row["waited for"].append(getattr(last, "written_first_bytes", 0))
+        _compare([folder / name for name in engines])
+    return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
+
+
+def _compare(folders: Sequence[Path]) -> None:
+    import torch
+
+    first, *others = [
+        torch.load(next((folder / "saved").glob("*optim_states.pt")), mmap=True, weights_only=False)
+        for folder in folders
+    ]
+    for folder, other in zip(folders[1:], others, strict=True):
+        states = [it["optimizer_state_dict"]["fp32_flat_groups"] for it in (first, other)]
+        if not all(map(torch.equal, *states)):
+            raise BenchmarkError(f"{folder}: other master weights than in {folders[0]}; no ratio")
+
+
+def as_text(found: dict[str, Any], numel: int, every: int) -> str:
+    """Return the figures as a table, with the ratios that the targets are of."""
+    lines = [f"{numel:,} parameters, a save every {every} iterations; medians (quartiles)"]
+    for name, row in found.items():
+        texts = [f"{key} {_seconds(row[key])}" for key in ("iteration", "call", "cost")]
+        copied, waited = (row[key].median_s / 2**20 for key in ("copied", "waited for"))
+        lines.append(
+            f"{name:12}{', '.join(texts)}; {copied:,.0f} MiB copied, {waited:,.0f} waited for"
+        )
+    if "stock" in found and "background" in found:
+        ours, stock = found["background"], found["stock"]
+        of_stock = ours["cost"].median_s / stock["cost"].median_s
+        of_iteration = ours["cost"].median_s / ours["iteration"].median_s
+        for share, what in ((of_stock, "what stock loses"), (of_iteration, "an iteration")):
+            met = "met" if share <= TARGET else "missed"
+            lines.append(
+                f"background loses {share:.1%} of {what}; goal at most {TARGET:.0%}: {met}"
+            )
+    return "\n".join(lines)
+
+
+def _seconds(times: Times) -> str:
+    low, high = times.quartiles_s
+    return f"{times.median_s:.3f} s ({low:.3f} to {high:.3f})"
+
+
+def main() -> int:
+    """Measure and say it."""
+    parser = Parser(prog="benchmarks.save", description=__doc__)
+    parser.add_argument("--width", type=count, default=2048, help="of a square matrix")
+    parser.add_argument("--layers", type=count, default=24, help="matrices")
+    parser.add_argument("--batch", type=count, default=256, help="rows of a micro-batch")
+    parser.add_argument("--every", type=count, default=5, help="iterations from save to save")
+    parser.add_argument("--repeats", type=count, default=5, help="saves that count")
+    parser.add_argument("--engines", nargs="+", default=list(BLOCKS), choices=list(BLOCKS))
+    parser.add_argument("--folder", type=Path, help="where files go [default: a temporary one]")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=given.folder, prefix="saves-"))
+    try:
+        found = measure(given, folder)
+    finally:
+        shutil.rmtree(folder)
+    say(as_text(found, given.width**2 * given.layers, given.every))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main, BenchmarkError))

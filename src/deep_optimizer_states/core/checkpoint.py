@@ -1,0 +1,377 @@
+"""A checkpoint whose files are filled while training goes on. Needs torch, not DeepSpeed.
+
+[Note: skeleton] ``torch.save`` writes a zip archive, in which every storage is one record. With
+``skip_data`` it writes all of it but the bytes of the storages, in milliseconds, and leaves holes
+where they belong. Where each one begins can be asked, so that any thread can fill it in later; the
+file is then read like any other, by ``mmap`` too. Storages are numbered in the order in which
+pickling meets them, which a second pickling into nothing finds out.
+
+[Note: before it is overwritten] Master weights and moments lie in host memory already, so that
+nothing has to be copied before it is written: only what the next update is about to overwrite. The
+executor says so before each tile (:meth:`BackgroundSave.release`). What is not on disk by then is
+copied into memory of a bounded size, or written there and then where that is full. Everything else
+that a checkpoint holds is small, and copied at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.serialization import get_crc32_options, set_crc32_options, skip_data
+
+from deep_optimizer_states.errors import CheckpointError
+
+UNFINISHED = ".unfinished-checkpoint"
+"""Ends the names of files that are not whole yet."""
+CHUNK_BYTES = 2**24
+"""Bytes written in one call: whoever is about to overwrite one that is being written waits so
+long."""
+_NICENESS = 10
+"""Of the thread that writes: the lanes go first. As ``nice`` has it."""
+_PICKLE_PROTOCOL = 2
+"""That of ``torch.save``."""
+
+
+@dataclass
+class _Chunk:
+    """A run of bytes that a file lacks.
+
+    Attributes:
+        file: Number of the file.
+        offset: Where it begins there, in bytes.
+        source: The bytes, in host memory, 1-D.
+        is_copy: Whether they are a copy, which no update overwrites.
+        is_held: Whether their memory counts as that of copies.
+        is_free: Whether nobody writes or copies it now.
+        is_done: Whether it is written, or given up.
+    """
+
+    file: int
+    offset: int
+    source: Tensor
+    is_copy: bool = False
+    is_held: bool = False
+    is_free: bool = True
+    is_done: bool = False
+
+
+class BackgroundSave:
+    """One save of one rank, from its first file to its end.
+
+    Attributes:
+        failure: What went wrong; nothing is written any more then.
+        copied_bytes: Bytes copied because an update came first.
+        written_first_bytes: Bytes that an update waited for, since the memory for copies was full.
+        peak_bytes: The most that copies took at one time.
+
+    Args:
+        tiles: Master weights and moments of each tile, where they live. What is not in host memory
+            is copied at once.
+        order: Tiles in the order in which the next update overwrites them.
+        memory_bytes: Host memory that copies may take, in bytes.
+    """
+
+    def __init__(
+        self, tiles: Sequence[Sequence[Tensor]], order: Sequence[int], memory_bytes: int
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.copied_bytes = 0
+        self.written_first_bytes = 0
+        self.peak_bytes = 0
+        self._memory_bytes = memory_bytes
+        self._places = sorted(
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, number)
+            for number, tensors in enumerate(tiles)
+            for tensor in tensors
+            if tensor.device.type == "cpu" and tensor.numel()
+        )
+        self._order = list(order)
+        self._paths: list[Path] = []
+        self._files: list[int] = []
+        self._of_tile: dict[int, list[_Chunk]] = collections.defaultdict(list)
+        self._copies: collections.deque[_Chunk] = collections.deque()
+        self._pending: collections.deque[_Chunk] = collections.deque()
+        self._held_bytes = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return the files by the names that they will have."""
+        return list(self._paths)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it was started and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def add(self, content: Any, path: Path) -> None:
+        """Note one file and write what is not state of the optimizer, see [Note: skeleton].
+
+        It is called before :meth:`start`, by the thread that calls for updates.
+
+        Args:
+            content: What ``torch.save`` would be given.
+            path: The file's name once it is whole.
+
+        Raises:
+            CheckpointError: torch laid the file out in a way that is not known.
+            OSError: The file cannot be written.
+        """
+        partial = unfinished(path)
+        self._paths.append(path)
+        records = write_skeleton(content, partial)
+        self._files.append(os.open(partial, os.O_WRONLY))
+        for offset, storage in records:
+            self._note(len(self._files) - 1, offset, storage)
+
+    def start(self, finish: Callable[[BackgroundSave], None]) -> None:
+        """Fill the files on a thread of its own, sync them, and call ``finish`` there."""
+        ranks = {tile: place for place, tile in enumerate(self._order)}
+        last = len(ranks)
+        by_urgency = sorted(self._of_tile, key=lambda tile: ranks.get(tile, last))
+        self._pending.extend(chunk for tile in by_urgency for chunk in self._of_tile[tile])
+        # Python waits for this thread before it ends: the last checkpoint is the one that counts.
+        self._thread = threading.Thread(
+            target=self._run, args=(finish,), name="deep_optimizer_states/checkpoint"
+        )
+        self._thread.start()
+
+    def release(self, tile: int) -> None:
+        """Let a tile be overwritten: see [Note: before it is overwritten]."""
+        for chunk in self._of_tile.get(tile, ()):
+            if not chunk.is_done and not chunk.is_copy:
+                self._release(chunk)
+
+    def release_all(self) -> None:
+        """Let all state be overwritten."""
+        for tile in self._order:
+            self.release(tile)
+
+    def wait(self) -> None:
+        """Block until the save has ended, well or not."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def give_up(self, why: BaseException) -> None:
+        """Write nothing more, and remove what was written; ``why`` becomes the failure."""
+        with self._changed:
+            self.failure = self.failure or why
+            self._changed.notify_all()
+
+    def remove_files(self) -> None:
+        """Remove what is unfinished, as far as the disk lets."""
+        self._close_files()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                unfinished(path).unlink(missing_ok=True)
+
+    def _note(self, file: int, offset: int, storage: torch.UntypedStorage) -> None:
+        if storage.device.type != "cpu":
+            self._write_early(file, offset, _bytes_of(storage).cpu(), is_copy=True)
+            return
+        source, begin, end = _bytes_of(storage), storage.data_ptr(), 0
+        first = bisect.bisect_left(self._places, (begin, 0, 0))
+        for start, stop, tile in self._places[first:]:
+            if start >= begin + storage.nbytes():
+                break
+            self._write_early(file, offset + end, source[end : start - begin])
+            end = stop - begin
+            for at in range(start - begin, end, CHUNK_BYTES):
+                piece = source[at : min(at + CHUNK_BYTES, end)]
+                self._of_tile[tile].append(_Chunk(file, offset + at, piece))
+        self._write_early(file, offset + end, source[end:])
+
+    def _write_early(self, file: int, offset: int, source: Tensor, is_copy: bool = False) -> None:
+        """Copy bytes that may change without notice, or write them now where there is no room."""
+        for at in range(0, source.numel(), CHUNK_BYTES):
+            chunk = _Chunk(file, offset + at, source[at : at + CHUNK_BYTES], is_copy)
+            if self._has_room(chunk):
+                self._keep_copy(chunk)
+            else:
+                self._write(chunk)
+
+    def _release(self, chunk: _Chunk) -> None:
+        with self._changed:
+            while not chunk.is_free and self.failure is None:
+                self._changed.wait()
+            if chunk.is_done or self.failure is not None:
+                return
+            chunk.is_free = False
+            has_room = self._has_room(chunk)
+        size = chunk.source.numel()
+        if has_room:
+            self._keep_copy(chunk)
+            self.copied_bytes += size
+        else:
+            self._write_or_give_up(chunk)
+            self.written_first_bytes += size
+
+    def _has_room(self, chunk: _Chunk) -> bool:
+        """Take memory for a copy, if there is any left."""
+        size = chunk.source.numel()
+        if self._held_bytes + size > self._memory_bytes:
+            return False
+        self._held_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+        return True
+
+    def _keep_copy(self, chunk: _Chunk) -> None:
+        source = chunk.source if chunk.is_copy else chunk.source.clone()
+        with self._changed:
+            chunk.source, chunk.is_copy, chunk.is_held, chunk.is_free = source, True, True, True
+            self._copies.append(chunk)
+            self._changed.notify_all()
+
+    def _run(self, finish: Callable[[BackgroundSave], None]) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            while (chunk := self._next()) is not None:
+                self._write_or_give_up(chunk)
+            self._sync()
+        finally:
+            self._close_files()
+            finish(self)
+
+    def _next(self) -> _Chunk | None:
+        """Take the next chunk: copies first, since they hold memory."""
+        with self._changed:
+            while self.failure is None:
+                queue = self._copies or self._pending
+                if not queue:
+                    return None
+                chunk = queue.popleft()
+                while not chunk.is_free and self.failure is None:
+                    self._changed.wait()
+                if not chunk.is_done and self.failure is None:
+                    chunk.is_free = False
+                    return chunk
+        return None
+
+    def _write_or_give_up(self, chunk: _Chunk) -> None:
+        try:
+            self._write(chunk)
+        except OSError as error:
+            self.give_up(error)
+
+    def _write(self, chunk: _Chunk) -> None:
+        try:
+            rest, offset = memoryview(chunk.source.numpy().data), chunk.offset
+            while rest:
+                written = os.pwrite(self._files[chunk.file], rest, offset)
+                rest, offset = rest[written:], offset + written
+        finally:
+            with self._changed:
+                chunk.is_done = chunk.is_free = True
+                if chunk.is_held:
+                    self._held_bytes -= chunk.source.numel()
+                chunk.source = chunk.source.new_empty(0)
+                self._changed.notify_all()
+
+    def _sync(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            for file in self._files:
+                os.fsync(file)
+            for folder in {path.parent for path in self._paths}:
+                sync_folder(folder)
+        except OSError as error:
+            self.give_up(error)
+
+    def _close_files(self) -> None:
+        files, self._files = self._files, []
+        for file in files:
+            os.close(file)
+
+
+def unfinished(path: Path) -> Path:
+    """Return the name of a file of a checkpoint until it is whole."""
+    return path.with_name(path.name + UNFINISHED)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder outlast a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write_skeleton(content: Any, path: Path) -> list[tuple[int, torch.UntypedStorage]]:
+    """Write all of ``torch.save`` but the bytes of storages, see [Note: skeleton].
+
+    Args:
+        content: What ``torch.save`` would be given.
+        path: The file to write.
+
+    Returns:
+        Each storage that has bytes, after the offset in bytes at which they belong.
+
+    Raises:
+        CheckpointError: torch laid the file out in a way that is not known.
+        OSError: The file cannot be written.
+    """
+    storages = _storages_in_order(content)
+    with path.open("wb") as stream, skip_data(), _without_checksums():
+        torch.save(content, stream)
+    reader: Any = torch._C.PyTorchFileReader(str(path))
+    names = {name for name in reader.get_all_records() if name.startswith("data/")}
+    if names != {f"data/{number}" for number in range(len(storages))}:
+        raise CheckpointError(
+            f"{path}: torch {torch.__version__} numbers {len(names)} storages of a checkpoint in a "
+            f"way that is not known; {len(storages)} were met. Set "
+            '"deep_optimizer_states.checkpoint" to "blocking"'
+        )
+    return [
+        (reader.get_record_offset(f"data/{number}"), storage)
+        for number, storage in enumerate(storages)
+        if storage.nbytes()
+    ]
+
+
+def _storages_in_order(content: Any) -> list[torch.UntypedStorage]:
+    found: dict[int, torch.UntypedStorage] = {}
+
+    class Finder(pickle.Pickler):
+        def persistent_id(self, value: Any) -> str | None:
+            if not torch.is_storage(value):
+                return None
+            storage = value._untyped_storage if hasattr(value, "_untyped_storage") else value
+            found.setdefault(storage._cdata, storage)
+            return "storage"
+
+    class Nothing:
+        def write(self, data: bytes) -> int:
+            return len(data)
+
+    Finder(Nothing(), protocol=_PICKLE_PROTOCOL).dump(content)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _without_checksums() -> Iterator[None]:
+    """Leave the records' checksums out, which torch computes and never reads."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,233 @@
+"""Checkpoints that are written while training goes on: stock's files, whatever the update does."""
+
+import contextlib
+import sys
+import threading
+from unittest import mock
+
+import torch
+from engines import POLICIES, RANK, STRIDE, Case, Trial, differences, go_on, save
+from rows import Rows
+from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
+from seams import BackgroundSave
+
+ROWS = Rows()
+run = ROWS.run
+BACKGROUND = {"checkpoint": "background"}
+TAG = "saved"
+LIMIT_S = 100
+
+
+@contextlib.contextmanager
+def nothing_written_meanwhile():
+    """The threads that write wait until the block ends, so that every update comes first.
+
+    No save may be under way when it begins.
+    """
+    may_write, go_on_writing = threading.Event(), BackgroundSave._next
+
+    def wait_and_go_on(save):
+        assert may_write.wait(LIMIT_S), "nobody lets the thread write"
+        return go_on_writing(save)
+
+    with mock.patch.object(BackgroundSave, "_next", wait_and_go_on):
+        try:
+            yield
+        finally:
+            may_write.set()
+
+
+def save_and_train_on(case, block, folder, then=None, **options):
+    """Save after three steps and train two more before a byte of state is written.
+
+    Returns:
+        The save, ended.
+    """
+    with Trial(block) as trial:
+        engine = trial.open(case)
+        trial.train(engine, 3)
+        with nothing_written_meanwhile():
+            with contextlib.redirect_stdout(sys.stderr):
+                assert engine.save_checkpoint(folder, TAG, {"at": 3}, **options)
+            if then:
+                then(engine)
+            trial.train(engine, 2)
+            engine.optimizer.background.wait()
+        engine.optimizer.checkpoints.wait()
+        found = engine.optimizer.checkpoints.last
+        trial.end(engine)
+    assert found.failure is None, found.failure
+    return found
+
+
+def save_at_once(case, folder, **options):
+    """As stock does."""
+    with Trial(None) as trial:
+        engine = trial.open(case)
+        trial.train(engine, 3)
+        with contextlib.redirect_stdout(sys.stderr):
+            engine.save_checkpoint(folder, TAG, {"at": 3}, **options)
+        trial.end(engine)
+
+
+def unlike(ours, stock, where=""):
+    """Return where two contents of checkpoints differ in anything but the config that they quote.
+
+    Padding at stage 3 is left uninitialised by stock.
+    """
+    if isinstance(stock, torch.Tensor):
+        same = ours.dtype == stock.dtype and ours.shape == stock.shape
+        raw = [one.reshape(-1).contiguous().view(torch.uint8) for one in (ours, stock)]
+        return [] if same and torch.equal(*raw) else [where]
+    if isinstance(stock, dict):
+        if list(ours) != list(stock):
+            return [f"{where}: {list(ours)} and {list(stock)}"]
+        keys = [key for key in stock if key != "ds_config"]
+        return [it for key in keys for it in unlike(ours[key], stock[key], f"{where}/{key}")]
+    if isinstance(stock, (list, tuple)):
+        pairs = enumerate(zip(ours, stock, strict=True))
+        return [it for number, pair in pairs for it in unlike(*pair, f"{where}/{number}")]
+    return [] if type(ours) is type(stock) else [where]
+
+
+def compare_files(ours, stock):
+    """Return what differs between two folders, which must hold files of the same names."""
+    torch.distributed.barrier()
+    names = sorted(str(path.relative_to(stock)) for path in stock.rglob("*") if path.is_file())
+    assert (
+        sorted(str(path.relative_to(ours)) for path in ours.rglob("*") if path.is_file()) == names
+    )
+    assert (ours / "latest").read_text() == (stock / "latest").read_text() == TAG
+    found = []
+    for name in names:
+        if name.endswith(".pt"):
+            options = {"weights_only": False, "mmap": True, "map_location": "cpu"}
+            both = [torch.load(folder / name, **options) for folder in (ours, stock)]
+            found += unlike(*both, name)
+    return found
+
+
+SMALL = {**STRIDE, **BACKGROUND, "checkpoint_memory_bytes": 3000}
+WIDE = Case(config={"bf16": BF16_ALL})
+for name, ranks, case, block in (
+    ("all-host", (1,), Case(), POLICIES["all-host"]),
+    ("stride", (1, 2), Case(), STRIDE),
+    ("dynamic", (1,), Case(), POLICIES["dynamic"]),
+    ("a share resident", (1,), Case(), POLICIES["ratio 0.5"]),
+    ("no memory for copies", (1, 2), Case(), SMALL),
+    ("16-bit states", (1,), WIDE, STRIDE),
+    ("weights on the host", (1,), CASES["offload_param"], STRIDE),
+    ("stage 2", (1, 2), CASES[f"ZeRO-2: {FIRST_CASE}"], STRIDE),
+    ("stage 1", (2,), CASES[f"ZeRO-1: {FIRST_CASE}"], SMALL),
+):
+
+    @ROWS.check(name, *ranks, case=case, block={**BACKGROUND, **block})
+    def save_before_updates(folder, case, block):
+        found = save_and_train_on(case, block, folder / "ours")
+        save_at_once(case, folder / "stock")
+        assert compare_files(folder / "ours", folder / "stock") == []
+        is_small = block.get("checkpoint_memory_bytes")
+        assert bool(found.written_first_bytes) == bool(is_small)
+        assert found.peak_bytes <= found._memory_bytes
+        assert found.copied_bytes or is_small
+
+
+@ROWS.check("frozen parameters left out")
+def leave_frozen_out(folder):
+    case = CASES["frozen parameters"]
+    save_and_train_on(
+        case, {**STRIDE, **BACKGROUND}, folder / "ours", exclude_frozen_parameters=True
+    )
+    save_at_once(case, folder / "stock", exclude_frozen_parameters=True)
+    assert compare_files(folder / "ours", folder / "stock") == []
+
+
+for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
+
+    @ROWS.check(f"master weights that the user sets meanwhile{name}", case=case)
+    def set_masters(folder, case):
+        def then(engine):
+            set_masters_midway(engine, 4)
+
+        save_and_train_on(case, {**STRIDE, **BACKGROUND}, folder / "ours", then)
+        save_at_once(case, folder / "stock")
+        assert compare_files(folder / "ours", folder / "stock") == []
+
+
+@ROWS.check("an update that does not ask is seen", 1, 2)
+def do_not_ask(folder):
+    """Negative control."""
+    with mock.patch.object(BackgroundSave, "release"):
+        save_and_train_on(Case(), {**STRIDE, **BACKGROUND}, folder / "ours")
+    save_at_once(Case(), folder / "stock")
+    found = compare_files(folder / "ours", folder / "stock")
+    assert any("exp_avg" in where for where in found), found
+
+
+for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
+
+    @ROWS.check(f"nothing is copied before an update{name}", case=case)
+    def copy_nothing(folder, case):
+        with Trial({**STRIDE, **BACKGROUND}) as trial:
+            engine = trial.open(case)
+            trial.train(engine, 1)
+            with nothing_written_meanwhile():
+                engine.save_checkpoint(folder, TAG)
+                held = engine.optimizer.checkpoints.last.peak_bytes
+                trial.micro_step(engine, ends_window=False)
+                trial.backward(engine)
+                save = engine.optimizer.checkpoints.last
+                assert (save.copied_bytes, save.peak_bytes) == (0, held)
+            trial.end(engine)
+
+
+@ROWS.check("stock goes on from it, and it from stock's", 1, 2)
+def exchange(folder):
+    ours = {**STRIDE, **BACKGROUND}
+    save(Case(), ours, folder / "ours", tag=TAG)
+    save(Case(), None, folder / "stock", tag=TAG)
+    expected = go_on(Case(), None, folder / "stock")
+    for block, saved in ((None, "ours"), (ours, "stock"), (ours, "ours")):
+        assert differences(go_on(Case(), block, folder / saved), expected) == []
+
+
+@ROWS.check("saves of one tag, loads and saves one after another", 1, 2)
+def save_again_and_again(folder):
+    """What is loaded is always the last save; nothing of the one before is left."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        for at in range(3):
+            trial.train(engine, 1)
+            engine.save_checkpoint(folder, TAG, {"at": at})
+            if at != 1:  # the second is overtaken by the third
+                assert engine.load_checkpoint(folder)[1]["at"] == at
+        trial.end(engine)
+    assert not list(folder.rglob("*unfinished*"))
+
+
+@ROWS.check("a folder that is gone ends no training", 1, 2)
+def lose_the_folder(folder):
+    """The rank that finds out tells the others; the next save is whole again."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder / "saves", "first")
+        engine.optimizer.checkpoints.wait()
+        with nothing_written_meanwhile():
+            engine.save_checkpoint(folder / "saves", "second")
+            torch.distributed.barrier()
+            if RANK == 0:
+                engine.optimizer.checkpoints.last.give_up(OSError("the disk is gone"))
+        trial.train(engine, 1)
+        engine.optimizer.checkpoints.wait()
+        assert (folder / "saves/latest").read_text() == "first"
+        assert not list(folder.rglob("*unfinished*"))
+        (folder / "file").write_text("no folder")
+        torch.distributed.barrier()
+        assert not engine.save_checkpoint(folder / "file" / "saves", "third")
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder / "saves", "fourth")
+        engine.optimizer.checkpoints.wait()
+        torch.distributed.barrier()
+        assert (folder / "saves/latest").read_text() == "fourth"
+        trial.end(engine)
