@@ -279,16 +279,6 @@ def test_no_measured_sweep_can_take_a_simulated_run_for_its_own(simulate, tmp_pa
         assert read_records(tmp_path / "r" / folder) == []
 
 
-def test_an_open_model_is_the_largest_that_fits_the_machine(simulate, tmp_path, capsys):
-    simulate("--sweep", "basic", "--dry-run")
-    big = capsys.readouterr().out
-    simulate("--sweep", "basic", "--dry-run", machine="cpu-only")
-    small = capsys.readouterr().out
-    assert big.splitlines()[0].split(":")[0] != small.splitlines()[0].split(":")[0]
-    simulate("--sweep", "basic", "--model", "7B")
-    assert "7B vanilla: simulated" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -326,12 +316,6 @@ def test_a_sweep_that_no_such_machine_can_run_is_refused(simulate, tmp_path):
                      '[[engines]]\nengine = "v"\n')  # fmt: skip
     with pytest.raises(ConfigError, match=r"sweep 't' .*: tp = 4: machine 'h200x1' has 1 GPU"):
         simulate("--sweep", str(sweep), machine="h200x1")
-
-
-def test_a_folder_that_cannot_be_written_is_named(simulate, tmp_path):
-    (tmp_path / "r").write_text("a file in the way")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*--results-dir"):
-        simulate("--sweep", "basic", "--model", "7B")
 
 
 def test_the_folder_shows_the_part_of_a_sweep_that_was_asked_for(simulate, tmp_path):

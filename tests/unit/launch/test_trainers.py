@@ -139,12 +139,6 @@ def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields,
     assert any(text.startswith(field.split(":")[0]) for text in megatron.refuse(point))
 
 
-def test_both_run_what_the_paper_ran(megatron):
-    for engine in ({}, {"engine": "A"}, HYBRID):
-        point = make_point({"model": "7B", **engine})
-        assert (trainer().refuse(point), megatron.refuse(point)) == ([], [])
-
-
 def test_a_new_trainer_is_a_class_and_a_row(monkeypatch):
     members = {
         "name": "another",

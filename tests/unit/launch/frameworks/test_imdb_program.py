@@ -20,11 +20,10 @@ from launch.frameworks.imdb.module import (
     SentimentModule,
     Shape,
     collate,
-    masked_mean,
     strategy_of,
 )
 from launch.frameworks.imdb.reviews import TokenizedReviews
-from launch.frameworks.imdb.train import Recording, build, make_trainer
+from launch.frameworks.imdb.train import Recording, make_trainer
 from launch.trainer.recorder import Recorder
 from launch.trainer.runfile import RunFile, ranks_from_environment
 
@@ -97,15 +96,6 @@ def test_ranks_share_the_training_reviews_out(reviews):
     assert len(set(seen[0]) & set(seen[1])) == 1
 
 
-@pytest.mark.parametrize("pad", [0, 1, 9])
-def test_batches_are_padded_with_the_tokenizers_own_id(pad):
-    batch = collate(
-        [review(0, 5, END), review(0, 5, 6, 7, END)], pad_id=pad, end_id=END, max_length=9
-    )
-    assert batch.tokens.tolist() == [[0, 5, END, pad, pad], [0, 5, 6, 7, END]]
-    assert batch.mask.tolist() == [[True] * 3 + [False] * 2, [True] * 5]
-
-
 def test_a_token_that_equals_the_padding_is_still_a_token():
     """The mask comes from lengths: RoBERTa's <s> has id 0, with which careless code pads."""
     batch = batch_of([review(0, PAD, END), review(0, 5, 6, END)])
@@ -117,12 +107,6 @@ def test_long_reviews_are_truncated_and_still_end(length):
     (found,) = batch_of([review(0, *[5] * (length - 2), END)]).tokens.tolist()
     assert len(found) == min(length, 12)
     assert (found[0], found[-1]) == (0, END)
-
-
-def test_the_mean_is_over_tokens_and_not_over_padding():
-    states = torch.tensor([[[1.0], [3.0], [100.0]], [[1.0], [3.0], [5.0]]])
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    assert masked_mean(states, mask).flatten().tolist() == [2.0, 3.0]
 
 
 def test_scores_depend_neither_on_how_far_a_review_is_padded_nor_on_what_stands_there(encoder):
@@ -200,12 +184,6 @@ def test_the_strategy_is_lightnings_own_but_for_deepspeed_on_a_cpu(
         assert found.config["zero_optimization"] == {"stage": 2}
 
 
-def test_deepspeed_without_a_gpu_is_given_a_device_with_an_index(monkeypatch):
-    found = strategy_of({"zero_optimization": {"stage": 2}}, on_gpu=False, num_ranks=2)
-    monkeypatch.setattr(CpuDeepSpeedStrategy, "local_rank", 1)
-    assert found.root_device == torch.device("cpu", 1)
-
-
 def test_every_machine_has_as_many_devices_as_ranks(monkeypatch, tmp_path):
     fields = {"model": "tiny", "dp": 4, "device": "cpu", "global_batch_size": 128}
     point = load_study("imdb").make_point(fields)
@@ -214,15 +192,6 @@ def test_every_machine_has_as_many_devices_as_ranks(monkeypatch, tmp_path):
     monkeypatch.setattr(pl, "Trainer", lambda **given: given)
     given = make_trainer(run, SimpleNamespace(num_ranks=4), False, None)
     assert (given["devices"], given["num_nodes"]) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("engine", "offloads"), [("no-deepspeed", False), ("deepspeed-stage-2-offload", True)]
-)
-def test_the_hosts_adam_is_taken_where_the_optimizer_is_offloaded(engine, offloads, reviews):
-    point = load_study("imdb").make_point({"model": "tiny", "engine": engine})
-    module, _ = build(SimpleNamespace(point=point), reviews)
-    assert module._on_host is offloads
 
 
 def test_an_update_that_deepspeed_leaves_out_is_written_as_skipped(tmp_path, capfd):

@@ -112,17 +112,6 @@ def test_what_is_wrong_is_named(run_dir: Path, run: dict[str, Any], named: str) 
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [(None, "cannot be read: No such file"), ("{", "not valid JSON"), ("[]", "not a JSON object")],
-)
-def test_files_that_are_missing_or_broken_are_named(run_dir: Path, text, named) -> None:
-    path = run_dir / "ds_config.json"
-    path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(ConfigError, match=rf"ds_config\.json: {named}"):
-        read_run_file(run_dir / "run.json")
-
-
 def test_an_earlier_runs_metrics_are_kept(run_dir: Path) -> None:
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text("earlier\n")
