@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from launch.records import (
     Status,
     create_run_folder,
     decide,
+    disk_is_full,
     older as is_older,
     read_records,
     sweep_dir,
@@ -275,6 +277,11 @@ def test_losses_and_end_are_read_from_metrics(tmp_path):
     )
     assert folder.last_loss() == 2.0
     assert folder.has_ended()
+
+
+def test_a_file_system_without_room_is_full(tmp_path):
+    assert disk_is_full(Path("/proc"))
+    assert not disk_is_full(tmp_path)
 
 
 def test_a_folder_that_was_removed_is_said_and_survived(tmp_path, capsys):

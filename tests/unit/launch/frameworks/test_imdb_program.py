@@ -100,6 +100,7 @@ def test_a_token_that_equals_the_padding_is_still_a_token():
     """The mask comes from lengths: RoBERTa's <s> has id 0, with which careless code pads."""
     batch = batch_of([review(0, PAD, END), review(0, 5, 6, END)])
     assert batch.mask.sum(1).tolist() == [3, 4]
+    assert batch.tokens[0].tolist() == [0, PAD, END, PAD]
 
 
 @pytest.mark.parametrize("length", [11, 12, 13, 500])

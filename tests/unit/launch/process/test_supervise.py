@@ -223,10 +223,12 @@ def test_a_stopped_run_is_ended_as_a_hang(tmp_path, leap, no_grace):
         return text.count("\n") == 1 and psutil.Process(int(text)).status() == "stopped"
 
     leap(lambda: 10.0 if is_stopped() else 0.0)
-    code = "import os, signal; print(os.getpid(), flush=True); os.kill(0, signal.SIGSTOP)"
+    code = "import faulthandler, os, signal; faulthandler.register(signal.SIGUSR1)\n"
+    code += "print(os.getpid(), flush=True); os.kill(0, signal.SIGSTOP)"
     ending, _ = run(code, tmp_path, hang_s=60)
     assert ending.given_up[0] == "hang"
     assert "state T (stopped)" in log.read_text()
+    assert "cannot show its stacks" in log.read_text()  # it would not answer
 
 
 @pytest.fixture
