@@ -15,7 +15,6 @@ from launch.frameworks.imdb.module import (
     DECAY,
     CpuDeepSpeedStrategy,
     ReviewsData,
-    SecondsPerBatch,
     SentimentEncoder,
     SentimentModule,
     Shape,
@@ -148,21 +147,26 @@ def test_the_rate_falls_to_six_tenths_after_every_epoch(encoder):
 
 def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
     """Two micro-batches an update: the clock ticks once at every look at it."""
-    ticks = iter(range(1000))
+    ticks, written = iter(range(1000)), []
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
-    device = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(strategy=device, accumulate_grad_batches=2, num_training_batches=4)
-    timing, phases = SecondsPerBatch(), []
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        accumulate_grad_batches=2,
+        num_training_batches=4,
+        model=None,
+        optimizers=[SimpleNamespace(param_groups=[{"lr": 1.0}])],
+    )
+    recorder = SimpleNamespace(timer=lambda *_: None, iteration=written.append)
+    timing = Recording(recorder)
     timing.on_train_epoch_start(trainer, None)
     for batch in range(4):
         timing.on_train_batch_start(trainer, None, None, batch)
         timing.on_before_backward(trainer, None, None)
         timing.on_after_backward(trainer, None)
-        timing.on_train_batch_end(trainer, None, None, None, batch)
-        if batch % 2:
-            phases.append(timing.clock.take())
-    assert len(timing.iterations_s) == 2
-    assert phases == [dict.fromkeys(("forward_ms", "backward_ms", "update_ms"), 2000.0)] * 2
+        timing.on_train_batch_end(trainer, None, {"loss": torch.tensor(1.0)}, None, batch)
+    phases = dict.fromkeys(("forward_ms", "backward_ms", "update_ms"), 2000.0)
+    assert [iteration.phases_ms for iteration in written] == [phases] * 2
+    assert [iteration.seconds for iteration in written] == timing.iterations_s
     assert len(timing.epochs_s) == 1
     assert timing.epochs_s[0] >= sum(timing.iterations_s)
 
