@@ -64,44 +64,6 @@ def test_a_second_call_finds_it_without_torch(built):
     assert "from the cache" in done.stderr
 
 
-def test_megatrons_gpt_dataset_serves_the_text_in_whole_samples(built, tmp_path):
-    _, prefix, _ = built
-    facts = json.loads((prefix.parent / "manifest.json").read_text())
-    program = tmp_path / "serve.py"
-    program.write_text(GPT_DATASET_PROGRAM)
-    done = python("-W", "ignore", program, prefix, tmp_path / "indices")
-    assert done.returncode == 0, done.stderr
-    served = json.loads(done.stdout.splitlines()[-1])
-    # Every token but the last few, which do not fill a sample, and the look-ahead of one.
-    assert facts["tokens"] - 257 <= served["tokens"] < facts["tokens"]
-    assert served["eods"] <= facts["documents"]
-    assert served["eods"] >= facts["documents"] - 3
-
-
-GPT_DATASET_PROGRAM = """
-import json, pathlib, sys
-from types import SimpleNamespace
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-
-prefix = pathlib.Path(sys.argv[1])
-facts = json.loads((prefix.parent / "manifest.json").read_text())
-tokenizer = SimpleNamespace(
-    vocab_size=facts["vocab_size"], eod=facts["eod"], pad=-1,
-    unique_identifiers={"key": facts["key"]}, unique_description=facts["key"],
-)
-config = GPTDatasetConfig(
-    random_seed=1, sequence_length=256, blend=([str(prefix)], None), split="1,0,0",
-    tokenizer=tokenizer, reset_position_ids=False, reset_attention_mask=False,
-    eod_mask_loss=False, path_to_cache=sys.argv[2],
-)
-train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [None, 0, 0], lambda: True, config).build()
-tokens = [train[n]["tokens"] for n in range(len(train))]
-eods = sum(int((sample == facts["eod"]).sum()) for sample in tokens)
-sys.stdout.write(json.dumps({"tokens": sum(len(s) for s in tokens), "eods": eods}) + "\\n")
-"""
-
-
 def test_two_at_once_agree(built, tmp_path):
     _, prefix, _ = built
     both = [

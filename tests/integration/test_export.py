@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from trainer_runs import train_pipelines, train_together, write_run
+from trainer_runs import PIPELINE, train_pipelines, train_together, write_run
 
 from configs.errors import ConfigError
 from configs.study import load_study
@@ -20,32 +20,16 @@ from launch.trainer.pipeline_adapter import read_shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
-MODEL = {
-    "name": "test",
-    "hidden": 32,
-    "ffn": 96,
-    "layers": 5,
-    "heads": 4,
-    "kv_heads": 4,
-    "seq_length": 32,
-    "vocab_size": 500,
-    "architecture": "gpt2",
-}
+MODEL = {**PIPELINE["model"], "ffn": 96, "layers": 5, "seq_length": 32}
 COMMON = {
+    **PIPELINE,
     "model": MODEL,
     "engine": "uncompressed",
-    "micro_batch_size": 2,
     "global_batch_size": 8,
     "iterations": 2,
     "save_interval": 2,
     # Weights so large that no other GELU or epsilon could be taken for ours.
     "lr": 0.2,
-    "dtype": "fp32",
-    "zero_stage": 0,
-    "offload_optimizer": "none",
-    "activation_checkpointing": False,
-    "device": "cpu",
-    "split": "80,20,0",
 }
 RUNS = {
     "stages-and-replicas": {"pp": 2, "dp": 2, "engine": "cb+fe", "inter_grad_comp_rank": 2},

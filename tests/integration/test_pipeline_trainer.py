@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from trainer_runs import events_of, train_pipelines
+from trainer_runs import PIPELINE, events_of, train_pipelines
 
 from configs.errors import ConfigError
 from configs.study import load_study
@@ -18,31 +18,13 @@ from optimus_cc.predict import ELEMENT_BYTES, Costs, Workload, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
-MODEL = {
-    "name": "test",
-    "hidden": 32,
-    "ffn": 64,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 4,
-    "seq_length": 16,
-    "vocab_size": 500,
-    "architecture": "gpt2",
-}
+MODEL = PIPELINE["model"]
 COMMON = {
-    "model": MODEL,
+    **PIPELINE,
     "pp": 2,
     "dp": 2,
-    "micro_batch_size": 2,
     "global_batch_size": 16,
-    "iterations": 6,
     "lr": 1e-2,
-    "dtype": "fp32",
-    "zero_stage": 0,
-    "offload_optimizer": "none",
-    "activation_checkpointing": False,
-    "device": "cpu",
-    "split": "80,20,0",
     "eval_interval": 3,
     "eval_iterations": 2,
 }

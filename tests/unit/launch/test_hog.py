@@ -11,7 +11,7 @@ from processes import is_alive, wait_for
 
 from configs.errors import ConfigError
 from launch import hog
-from launch.hog import MOST_DEBT_S, Debt, main
+from launch.hog import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -129,8 +129,3 @@ def test_a_full_disk_is_said_and_the_share_still_held(start, tmp_path):
 def test_wrong_words_are_refused(words):
     with pytest.raises(ConfigError, match=": give "):
         main([*words, "--out", "x"])
-
-
-def test_what_was_missed_for_long_is_forgotten():
-    debt = Debt(0.5, 0.0)
-    assert debt.due_s(1000.0) == MOST_DEBT_S

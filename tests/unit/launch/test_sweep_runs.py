@@ -203,18 +203,6 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypat
     assert given == [500.0] * 3 + [60.0] * 3
 
 
-def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):
-    none = {"offload_optimizer": "none"}
-    engines = [{"engine": "v", **none}, {"engine": "hybrid", "stride": 2, **none}]
-    own = make_sweep({"name": "own", "model": "tiny", "engines": engines})
-    progress = run_all(plan(fake_trainer("ok"), own), Request(memory_check=False))
-    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
-    assert (
-        "tiny hybrid stride 2: left out: offload_optimizer = 'none': engine 'hybrid' needs" in line
-    )
-
-
 def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
     first = plan(fake_trainer("ok"))
     run_all(first, Request())
@@ -288,21 +276,15 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     assert call(slow)[1] == f"[1/3] tiny vanilla: done before ({where}/run-002)"
 
 
-def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
-    own, plan, fake_trainer, capsys
-):
-    the_plan = plan(fake_trainer("ok"), make_sweep(TWO, own))
+def test_why_a_point_was_left_out_stays_known(own, plan, fake_trainer, capsys):
+    the_plan, reason = plan(fake_trainer("ok"), make_sweep(TWO, own)), "needs a GPU, and this run"
     progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     assert progress.text(2) == "2 runs: 1 ok, 1 left out"
-    reason = "needs a GPU, and this run has none"
     assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
-    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
-    assert index_of(the_plan)["study"]["name"] == "own"
     assert list(the_plan.folder.glob("log-*gpu-only*")) == []
-    # A call that runs another point alone keeps what is known of this one.
     run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
-    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
+    known = [point.get("skipped", "") for point in index_of(the_plan)["points"]]
+    assert known == ["", f"{reason} has none"]
 
 
 def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer, tmp_path, capsys):

@@ -97,22 +97,6 @@ def test_a_process_left_behind_in_its_own_session_is_ended(tmp_path, sleeper):
     assert sleeper.poll() is None
 
 
-def test_a_process_of_the_run_is_not_spared_by_an_inner_run(tmp_path):
-    inner = (
-        "import os, pathlib, threading, time;"
-        "from launch.process.supervise import Job, supervise;"
-        "here = pathlib.Path('.'); log = here / 'inner.log';"
-        f"a = Job([{PYTHON!r}, '-c', 'import os; print(os.getpid(), flush=True); ' + {SLEEPER!r}],"
-        "here, dict(os.environ), log); threading.Thread(target=supervise, args=(a,)).start()\n"
-        "while not log.exists() or not log.read_text(): time.sleep(0.02)\n"
-        "os._exit(3)"  # the inner supervisor dies before it can end anything
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ending = supervise(Job([PYTHON, "-c", inner], tmp_path, environment, tmp_path / "a.log"))
-    assert ending.exit_code == 3
-    assert not is_alive(int((tmp_path / "inner.log").read_text()))
-
-
 def test_a_run_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, monkeypatch, leap):
     monkeypatch.setattr(module, "GRACE_S", 0.5)
     log = tmp_path / "a.log"
@@ -136,24 +120,6 @@ def test_a_hangup_ends_the_run_and_nothing_else(tmp_path, sleeper):
     assert ending.stop_signal == signal.SIGHUP
     assert not is_alive(int(log.read_text()))
     assert is_alive(sleeper.pid)
-
-
-@pytest.mark.own_process
-def test_a_second_signal_does_not_wait_for_the_grace(tmp_path, no_grace):
-    log = tmp_path / "a.log"
-    code = (
-        "import signal, time; signal.signal(15, lambda *_: print('told', flush=True))\n"
-        "print('begun', flush=True); time.sleep(600)"
-    )
-
-    def interrupt_twice():
-        for words in ("begun\n", "begun\ntold\n"):
-            wait_for(lambda words=words: log.exists() and log.read_text() == words)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with meanwhile(interrupt_twice):
-        ending, _ = run(code, tmp_path)
-    assert (ending.exit_code, ending.stop_signal) == (137, signal.SIGINT)
 
 
 @pytest.mark.own_process
@@ -292,7 +258,7 @@ def test_what_runs_beside_sees_the_runs_processes(tmp_path):
 
 
 def started(token=TOKEN):
-    environment = {**os.environ, TOKEN_VARIABLE: f"outer:{token}"}
+    environment = {**os.environ, TOKEN_VARIABLE: token}
     return subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
 
 
