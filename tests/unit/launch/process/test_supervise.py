@@ -271,13 +271,6 @@ def leftover():
     process.wait()
 
 
-def test_leftovers_are_found_by_the_token_alone_and_ended(leftover, sleeper):
-    assert end_leftovers(TOKEN) == [leftover.pid]
-    assert leftover.wait() == -15
-    assert sleeper.poll() is None
-    assert end_leftovers(TOKEN) == []
-
-
 def test_a_stopped_leftover_is_ended_without_waiting_for_the_grace(leftover, no_grace):
     stopped = psutil.Process(leftover.pid)
     stopped.suspend()
