@@ -16,7 +16,6 @@ from dataset.tokenizer import ByteLevelBpe
 from launch.export import __main__ as export, weights as exported_weights
 from launch.trainer.checkpoint import find_checkpoint
 from launch.trainer.model import DTYPES
-from launch.trainer.pipeline_adapter import read_shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
@@ -110,25 +109,6 @@ def test_logits_differ_where_queries_keys_and_values_are_in_another_order(
     monkeypatch.setattr(exported_weights, "by_kind", lambda rows, heads: rows)
     export.main([str(folders / "stages-and-shards"), "--out", str(tmp_path / "out")])
     assert difference(tmp_path / "out", folders / "stages-and-shards") > 1e-3
-
-
-def test_names_in_a_checkpoint_are_those_of_the_whole_model(folders):
-    path = find_checkpoint(folders / "stages-and-shards").path
-    states = [read_shard(path / f"rank-{rank:05d}.pt") for rank in range(4)]
-    assert [state["place"] for state in states] == [
-        {"tp": tp, "pp": pp, "dp": 0} for pp in (0, 1) for tp in (0, 1)
-    ]
-    layers = [
-        {int(name.split(".")[2]) for name in state["split_along"] if "layers" in name}
-        for state in states
-    ]
-    assert layers == [{0, 1, 2}, {0, 1, 2}, {3, 4}, {3, 4}]
-    for state in states:
-        axes = state["split_along"]
-        assert list(axes) == list(state["rank"]["optimizer"]["masters"])
-        assert axes["embedding.word_embeddings.weight"] == 0
-        first = min(name for name in axes if "linear_proj.weight" in name)
-        assert (axes[first], axes[first.replace("weight", "bias")]) == (1, None)
 
 
 def change_description(folder, change):

@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-import torch
 from trainer_runs import PIPELINE, events_of, train_pipelines
 
 from configs.errors import ConfigError
@@ -122,19 +121,6 @@ def test_a_continued_run_is_one_that_never_stopped(events, name):
     for digest in ("weights_sha256", "optimizer_sha256"):
         assert whole[digest] == continued[digest]
     assert whole["weights_sha256"] != events("replicas", "end")[0]["weights_sha256"]
-
-
-def test_stages_of_different_numbers_of_layers_hold_the_whole_model(folders):
-    (saved,) = (folders / "four-stages" / "checkpoints").glob("iteration-*")
-    point = point_of(RUNS["four-stages"])
-    masters = [
-        torch.load(path, weights_only=True)["rank"]["optimizer"]["masters"]
-        for path in sorted(saved.glob("rank-*.pt"))
-    ]
-    first, inner, other, last = (sum(m.numel() for m in of_stage.values()) for of_stage in masters)
-    embedding, positions, norm = 512 * 32, 16 * 32, 2 * 32  # the last stage has a copy of the first
-    assert inner == other == 2 * (first - embedding - positions) == 2 * (last - embedding - norm)
-    assert first + inner + other + last == point.model.num_parameters() + embedding
 
 
 def test_statistics_of_errors_change_nothing_and_are_of_each_link(events):
