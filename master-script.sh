@@ -25,8 +25,7 @@ what    --list              list studies with their sweeps, points and engines, 
         --minutes N         start no run that is not likely to end within so many minutes
         --FIELD VALUE       any field of a point, in every run that takes it: --lr 1e-4, --dtype fp32,
                             --device auto|cpu|cuda, --data-prefix P, --model.vocab-size N
-        --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
-                            needs --vocab-size N where no manifest lies beside it
+        --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own
 again   --again             everything, done or not; --keep: results of older code stay, marked as such
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
@@ -36,7 +35,7 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --echo, --no-echo (the runs' logs), --monitor-interval SECONDS
 where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
-        --paper-keys, --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
+        --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
         --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
         --help              this text

@@ -135,7 +135,7 @@ class Engine(Table):
     """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
     zero_init: bool = True  # whether the model may be partitioned while it is made
     keys: dict[str, Any] = Field(default_factory=dict)
-    """The engine in the keys of the paper's fork of DeepSpeed; ``"{field}"`` is a field's value."""
+    """The engine in the keys of the paper's fork, by which ``config-n-run.sh`` finds it."""
     log: str = ""  # how it reads in a log's name; empty: engine_NAME
 
 

@@ -21,7 +21,6 @@ import deep_optimizer_states
 from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import (
     ReviewsData,
-    SecondsPerBatch,
     SentimentEncoder,
     SentimentModule,
     Shape,
@@ -66,7 +65,6 @@ def main() -> None:
     # DeepSpeed asks for its Adam for CPUs where the optimizer's state is offloaded.
     module = SentimentModule(encoder, lr=2e-3 if given.tiny else 2e-4, on_host=True)
     data = ReviewsData(found, batch_size=32, max_length=shape.max_length)
-    timing = SecondsPerBatch()
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=num_ranks,
@@ -74,7 +72,7 @@ def main() -> None:
         strategy=strategy_of(CONFIG, on_gpu=on_gpu, num_ranks=num_ranks),
         max_epochs=given.epochs,
         max_steps=given.max_steps,
-        callbacks=[timing, ShowOptimizer(), TQDMProgressBar(refresh_rate=10)],
+        callbacks=[ShowOptimizer(), TQDMProgressBar(refresh_rate=10)],
         enable_checkpointing=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -86,7 +84,6 @@ def main() -> None:
     results |= trainer.callback_metrics
     if trainer.is_global_zero:
         print("data:", found.source)
-        print(f"seconds per batch: {timing.seconds_per_batch:.3f}")
         for name, value in results.items():
             print(f"{name}: {value:.4f}")
 

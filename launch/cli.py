@@ -80,7 +80,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
         "oscar-1gb for full-size models where it has been prepared, else embedded]"
     )
     value("--data", "NAME", data)
-    value("--vocab-size", "N", "of a pair in --data that has no manifest beside it", type=count)
     seconds, or_0 = partial(duration, "seconds"), partial(duration, "seconds", least=0)
     value("--timeout", "SECONDS", "end a run that takes longer", type=seconds)
     hang = "end a run without progress for so long, 0 for never [default adapts to the run]"

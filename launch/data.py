@@ -56,27 +56,16 @@ def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], s
         given: options of :func:`launch.cli.add_run_options`.
 
     Raises:
-        ConfigError: the data is not there, its vocabulary is not known, or a model has a smaller
-            one.
+        ConfigError: the data is not there, or a model has a smaller vocabulary.
     """
     if given.data is None:
-        if given.vocab_size is not None:
-            raise ConfigError(f"--vocab-size {given.vocab_size}: goes with --data PREFIX")
         return _by_default(points)
     if given.data_prefix is not None:
         raise ConfigError(f"--data {given.data}: leave out --data-prefix or --data, give one")
     prefix = "" if given.data == EMBEDDED else _located(given.data)
     chosen = [point.model_copy(update={"data_prefix": prefix}) for point in points]
-    if not prefix:
-        return chosen, f"data: {data_words('')}"
-    size = look_at(prefix).vocab_size or given.vocab_size
-    if size is None:
-        raise ConfigError(
-            f"--data {given.data}: no manifest beside it tells the size of its vocabulary; "
-            "give --vocab-size N"
-        )
-    for point in chosen:
-        _require_vocabulary(point, prefix, size)
+    for point in chosen if prefix else ():
+        require_vocabulary(point, prefix)
     return chosen, f"data: {data_words(prefix)}"
 
 
@@ -110,16 +99,13 @@ def _located(name: str) -> str:
 def require_vocabulary(point: Point, prefix: str) -> None:
     """Refuse data with tokens that the model has not, before anything is started.
 
+    Data without a manifest are let through: the trainer refuses the first token that is too large.
+
     Raises:
         ConfigError: the model's vocabulary is smaller than the one of the data's manifest.
     """
-    if size := look_at(prefix).vocab_size:
-        _require_vocabulary(point, prefix, size)
-
-
-def _require_vocabulary(point: Point, prefix: str, size: int) -> None:
-    model = point.model
-    if size > model.vocab_size:
+    model, size = point.model, look_at(prefix).vocab_size
+    if size and size > model.vocab_size:
         raise ConfigError(
             f"{prefix}: needs a vocabulary of {size}, but model.vocab_size = "
             f"{model.vocab_size} (model {model.name}); take a larger model or give "

@@ -28,37 +28,12 @@ from configs.files import write_json
 from deep_optimizer_states.core.host import usable_cores
 
 SLICE_S = 0.010
-"""Seconds of work between two looks at the clock."""
+"""Seconds of work between two pauses."""
 REPORT_S = 2.0
 """Seconds between two reports."""
-MOST_DEBT_S = 1.0
-"""Work left undone while others were stronger that is still caught up; more is forgotten."""
 MOST_WORKERS_A_CORE = 8
 MATRIX_SIDE = 4096
 """Rows and columns of each matrix: large enough to fill every multiprocessor of a GPU."""
-
-
-class Debt:
-    """How much work is due so that a share is held."""
-
-    def __init__(self, share: float, now: float) -> None:
-        self._share = share
-        self._at = now
-        self._seconds = 0.0
-
-    def due_s(self, now: float) -> float:
-        """Return the seconds of work due at ``now``; below 0 when too much was done."""
-        passed_s, self._at = now - self._at, now
-        self._seconds = min(self._seconds + self._share * passed_s, MOST_DEBT_S)
-        return self._seconds
-
-    def pay(self, seconds: float) -> None:
-        """Count work that was done."""
-        self._seconds -= seconds
-
-    def rest_s(self) -> float:
-        """Return the seconds to sleep until work is due again, at most a slice."""
-        return min(max(-self._seconds / self._share, 0.0), SLICE_S)
 
 
 def hold_cpu(share: float) -> Iterator[float]:
@@ -91,17 +66,24 @@ def _spin(share: float, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Linux shares the processor between sessions first: in one, all workers count as one process.
     os.setsid()
-    debt, last = Debt(share, time.monotonic()), time.process_time()
+    next_s = time.monotonic()
     while os.getppid() == parent:
-        now = time.process_time()
-        debt.pay(now - last)
-        last = now
-        if (due_s := debt.due_s(time.monotonic())) > 0:
-            until = now + min(due_s, SLICE_S)
-            while time.process_time() < until:
-                pass
-        else:
-            time.sleep(max(debt.rest_s(), 0.001))
+        until_s = time.process_time() + SLICE_S
+        while time.process_time() < until_s:
+            pass
+        next_s = _pause(next_s, SLICE_S / share)
+
+
+def _pause(began_s: float, period_s: float) -> float:
+    """Sleep until a slice's period is over, and return when the next one begins.
+
+    A slice that took longer than its period, because others used the device too, is not made up
+    for.
+    """
+    next_s, now_s = began_s + period_s, time.monotonic()
+    if now_s < next_s:
+        time.sleep(next_s - now_s)
+    return max(next_s, now_s)
 
 
 def hold_gpu(share: float, device: str) -> Iterator[float]:
@@ -132,16 +114,12 @@ def hold_gpu(share: float, device: str) -> Iterator[float]:
 
     products_s(1)  # loads the kernel
     a_slice = max(1, round(SLICE_S / median_s(1)))
-    slice_s, held_s = median_s(a_slice), 0.0
-    debt = Debt(share, time.monotonic())
+    slice_s, held_s, next_s = median_s(a_slice), 0.0, time.monotonic()
     while True:
         yield held_s
-        if debt.due_s(time.monotonic()) > 0:
-            products_s(a_slice)
-            debt.pay(slice_s)
-            held_s += slice_s
-        else:
-            time.sleep(debt.rest_s())
+        products_s(a_slice)
+        held_s += slice_s
+        next_s = _pause(next_s, slice_s / share)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -204,13 +204,11 @@ def machine_and_checkout() -> dict[str, Any]:
         versions[package] = None
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"))
     return {
         "git": git_state(ROOT),
         "versions": versions,
         "gpus": _gpus(),
         "cpu": _cpu(),
-        "numa": [{"node": file.parent.name, "cores": file.read_text().strip()} for file in nodes],
         "host_memory_bytes": psutil.virtual_memory().total,
         "platform": platform.platform(),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -45,7 +46,7 @@ class Gpus:
     """Some GPUs of this machine; none where the library, the driver or a GPU is missing."""
 
     def __init__(self, visible: str | None, count: int) -> None:
-        """Choose the first ``count`` of ``CUDA_VISIBLE_DEVICES``, which is None for all."""
+        """Choose the first ``count`` of ``CUDA_VISIBLE_DEVICES``, numbers; None for all."""
         self._nvml: Any = None
         self._handles: list[Any] = []
         if count <= 0:
@@ -56,8 +57,11 @@ class Gpus:
         except Exception:  # noqa: BLE001 - no library, no driver, or one of another version
             return
         self._nvml = nvml
-        names = _names(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
-        self._handles = [self._ask(partial(self._handle, name)) for name in names[:count]]
+        numbers = _numbers(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
+        self._handles = [
+            self._ask(partial(nvml.nvmlDeviceGetHandleByIndex, number))
+            for number in numbers[:count]
+        ]
 
     def sample(self, own: set[int]) -> list[dict[str, Any]]:
         """Return :data:`NO_GPU`'s fields of each; ``own`` are the ids of the run's processes.
@@ -104,28 +108,19 @@ class Gpus:
             self._ask(self._nvml.nvmlShutdown)
             self._nvml, self._handles = None, []
 
-    def _handle(self, name: str) -> Any:
-        if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
-
     def _ask(self, question: Callable[[], Any]) -> Any:
         with contextlib.suppress(self._nvml.NVMLError):
             return question()
         return None
 
 
-def _names(visible: str | None, num_gpus: int) -> list[str]:
-    """Numbers or UUIDs, in CUDA's order; it stops at the first that is not there."""
+def _numbers(visible: str | None, num_gpus: int) -> list[int]:
+    """Return NVML's numbers in CUDA's order, up to the first that is none."""
     if visible is None:
-        return [str(number) for number in range(num_gpus)]
-    names = []
-    for name in (part.strip() for part in visible.split(",")):
-        known = name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < num_gpus)
-        if not known:
-            break
-        names.append(name)
-    return names
+        return list(range(num_gpus))
+    words = (word.strip() for word in visible.split(","))
+    known = itertools.takewhile(lambda word: word.isdigit() and int(word) < num_gpus, words)
+    return [int(word) for word in known]
 
 
 def look_around(gpus: Gpus) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from launch.process.watch import (
     echoing,
 )
 
-TOKEN_VARIABLE = "DOS_RUN_TOKENS"
-"""Environment variable that marks the processes of a run; nested runs add theirs after a colon."""
+TOKEN_VARIABLE = "DOS_RUN_TOKEN"
+"""Environment variable that marks the processes of a run."""
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 YOUNG_S = 1.0
@@ -53,7 +53,6 @@ class Members:
     def __init__(self, token: str) -> None:
         """Know the run by its token; ``leaders`` come as its commands start."""
         if not _TOKEN.fullmatch(token):
-            # An empty one would be "in" the environment of every process there is.
             raise ValueError(f"{token!r} is not the token of a run")
         self._token = token
         self._strangers: set[psutil.Process] = set()
@@ -76,15 +75,15 @@ class Members:
         self._strangers = {process for process in every - ours if _age_s(process) > YOUNG_S}
         return list(ours)
 
-    def end(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Ask every one to end; wait until they have, for at most the grace or until ``hurry``."""
+    def end(self) -> None:
+        """Ask every one to end; wait until they have, for at most the grace."""
         for member in self.all():
             with contextlib.suppress(psutil.Error):
                 member.terminate()
                 if member.status() == psutil.STATUS_STOPPED:
                     member.resume()  # a stopped process gets its signal when it goes on
         deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and not hurry() and self.all():
+        while time.monotonic() < deadline and self.all():
             time.sleep(POLL_S)
 
     def kill(self) -> None:
@@ -106,9 +105,8 @@ class Members:
                 return False
             if process.pid in self.leaders or os.getsid(process.pid) in self.leaders:
                 return True
-            tokens = process.environ().get(TOKEN_VARIABLE, "").split(":")
-            # Asked again here: an empty token would be everybody's.
-            return bool(self._token) and self._token in tokens
+            # Asked again here: no token would be everybody's.
+            return bool(self._token) and process.environ().get(TOKEN_VARIABLE) == self._token
         except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
             return False
 
@@ -202,8 +200,8 @@ def supervise(job: Job, beside: Beside | None = None, echo: bool = False) -> End
     """Run a job to its end.
 
     SIGINT, SIGTERM and SIGHUP sent to us end the command: SIGTERM to each of its processes, SIGKILL
-    to what is left after a grace, or at once when a second signal comes. A run that stops to make
-    progress writes its stacks to the log before it is ended.
+    to what is left after a grace. A run that stops to make progress writes its stacks to the log
+    before it is ended.
 
     Args:
         job: what to start.
@@ -268,7 +266,7 @@ class _Run:
             self._companions.append((companion, self._start(companion.command)))
         lost = self._warm_up()
         if lost or self._stops:
-            self._end()
+            self.members.end()
             return ("failed", lost) if lost else None
         # The watch comes first: what the command writes at once is progress too.
         watch = ProgressWatch(job.log, job.metrics, job.hang_s)
@@ -280,7 +278,7 @@ class _Run:
                 dump_stacks(self.members.all(), job.log)
                 add_note(job.log, "ending the run")
             # Stopped or left behind: nothing of the run may outlive it.
-            self._end()
+            self.members.end()
         return given_up
 
     def reap(self) -> int | None:
@@ -294,11 +292,10 @@ class _Run:
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         job = self._job
-        tokens = [*filter(None, job.environment.get(TOKEN_VARIABLE, "").split(":")), job.token]
         process = subprocess.Popen(
             command,
             cwd=job.cwd,
-            env={**job.environment, TOKEN_VARIABLE: ":".join(tokens)},
+            env={**job.environment, TOKEN_VARIABLE: job.token},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -343,10 +340,6 @@ class _Run:
                 when = "before it was ready" if self._main is None else "before the run did"
                 return f"{companion.name} ended {when}, exit code {code}"
         return ""
-
-    def _end(self) -> None:
-        seen = len(self._stops)
-        self.members.end(hurry=lambda: len(self._stops) != seen)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int | None:

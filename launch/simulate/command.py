@@ -113,8 +113,6 @@ class Simulation:
     def folder(self, sweep: str) -> Path:
         """Return where a sweep goes."""
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
-        if not self.shipped_name and name in machine_names():
-            name += "-own"
         return sweep_dir(self.results_dir / f"simulated-{name}", sweep)
 
     def predict(self, point: Point) -> Prediction:

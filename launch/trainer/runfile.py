@@ -136,14 +136,14 @@ class Ranks:
 
     def export(self, environment: MutableMapping[str, str]) -> None:
         """Set what torch and DeepSpeed read; without it DeepSpeed looks for MPI."""
-        environment.update({**DEFAULTS, **environment, "LOCAL_RANK": str(self.local_rank)})
+        environment.update({**DEFAULTS, **environment})
 
 
 Train = Callable[[RunFile, Ranks], None]
 
 
-def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
-    """Read the variables of :data:`DEFAULTS`; the command line's ``local_rank`` wins over them.
+def ranks_from_environment(environment: Mapping[str, str]) -> Ranks:
+    """Read the variables of :data:`DEFAULTS`.
 
     Raises:
         ConfigError: a value is not a number, or there are several ranks and no meeting point.
@@ -162,7 +162,7 @@ def ranks_from_environment(environment: Mapping[str, str], local_rank: int | Non
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if num_ranks > 1 and name not in environment:
             raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
-    return Ranks(rank, number("LOCAL_RANK") if local_rank is None else local_rank, num_ranks)
+    return Ranks(rank, number("LOCAL_RANK"), num_ranks)
 
 
 def run_program(train: Train, description: str | None, argv: list[str] | None = None) -> int:
@@ -175,14 +175,11 @@ def run_program(train: Train, description: str | None, argv: list[str] | None = 
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_json", type=Path, help="run.json of a run folder")
-    parser.add_argument(
-        "--local_rank", "--local-rank", type=int, help="given by DeepSpeed's launcher"
-    )
     parser.add_argument("--continue-from", type=Path, help="folder of the checkpoint to begin at")
     arguments = parser.parse_args(argv)
     try:
         run = read_run_file(arguments.run_json, arguments.continue_from)
-        ranks = ranks_from_environment(os.environ, arguments.local_rank)
+        ranks = ranks_from_environment(os.environ)
         ranks.require(run.point)
         ranks.export(os.environ)
         train(run, ranks)

@@ -18,13 +18,12 @@ from typing import Any, ClassVar, Self
 from configs.errors import ConfigError
 from configs.files import last_lines
 from configs.schema import Point
-from configs.templates import filled
 from launch.ds_json import deepspeed_config
 from launch.fit import Machine, probe_machine, runs_on_gpu
 from launch.identity import git_state
 from launch.launchers import Program
 from launch.records import RunFolder
-from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
+from launch.trainers.protocol import Trainer
 
 _SCRIPT = Path(__file__).with_name("run_megatron.py")
 _CONSUMED = re.compile(r"\| consumed samples:\s*(\d+) \|")
@@ -101,10 +100,6 @@ class MegatronDeepSpeed(Trainer):
             "metavar": "DIR",
             "help": "a checkout of Megatron-DeepSpeed",
         },
-        "--paper-keys": {
-            "action": "store_true",
-            "help": "for the paper's fork of DeepSpeed, installed by the user",
-        },
         "--megatron-flag": {
             "action": "append",
             "default": [],
@@ -117,8 +112,6 @@ class MegatronDeepSpeed(Trainer):
 
     megatron_dir: Path
     """The checkout; it is compiled in part when it is run, so it must be writable."""
-    paper_keys: bool = False
-    """Ask for the engine in the keys of the paper's fork of DeepSpeed, which must be installed."""
     more_flags: tuple[str, ...] = ()
     """Added to the checkout's flags."""
 
@@ -132,7 +125,7 @@ class MegatronDeepSpeed(Trainer):
                 f"--megatron-dir {str(given.megatron_dir)!r}: no pretrain_gpt.py there; "
                 "`make third-party NAME=megatron-deepspeed` makes a checkout"
             )
-        return cls(directory, given.paper_keys, tuple(given.megatron_flag))
+        return cls(directory, tuple(given.megatron_flag))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -140,42 +133,19 @@ class MegatronDeepSpeed(Trainer):
         commit = state.get("commit", "no git checkout")
         changes = state.get("changes_sha256", "")[:16]
         text = f"{commit}+{changes}" if changes else str(commit)
-        flags = " ".join([*(["--paper-keys"] if self.paper_keys else []), *self.more_flags])
+        flags = " ".join(self.more_flags)
         return {self.name: text, **({"megatron-flags": flags} if flags else {})}
 
     def refuse(self, point: Point) -> list[str]:
-        reasons = super().refuse(point)
-        reasons += [
+        return super().refuse(point) + [
             f"{field} = {given!r}: --trainer megatron-deepspeed knows {value!r} alone; give that"
             for field, value in _ONLY.items()
             if (given := operator.attrgetter(field)(point)) != value
         ]
-        if not self.paper_keys:
-            return reasons
-        if not point.row.keys:
-            reasons.append(f"engine '{point.engine}': the paper's fork has no keys for it")
-        if point.values.get("just_in_time"):
-            reasons.append("just_in_time = true: the paper's fork has no such forward; give false")
-        if point.values.get("stride") == 1:
-            reasons.append("stride = 1: the paper's fork needs 2 or more")
-        return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
         config = deepspeed_config(point)
         del config["optimizer"]
-        if not self.paper_keys:
-            return config
-        block = config.pop(PLUGIN_BLOCK, None)
-        # A hybrid update brings its asynchronous gradients with it.
-        default = {
-            "prefetch_optimizer": 0,
-            "part_grads_async": int(block is not None),
-            "prefetch_optimizer_gap": 0,
-        }
-        own = filled(point.row.keys, point.values)
-        keys = {key: value for key, value in own.items() if not isinstance(value, list)}
-        ratio = point.value("offload_ratio")
-        config["zero_optimization"]["offload_optimizer"] |= {"ratio": ratio, **default, **keys}
         return config
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:

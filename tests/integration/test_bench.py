@@ -1,30 +1,9 @@
 """Both benchmarks for real, in their small forms on the CPU."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from processes import python_path
-
-REPO = Path(__file__).resolve().parents[2]
-
-
-def run(module, *flags, **environment):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, *flags],
-        env={
-            **os.environ,
-            "PYTHONPATH": python_path(REPO, REPO / "src"),
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from programs import python
 
 
 @pytest.mark.exhaustive
@@ -35,7 +14,7 @@ def test_gpu_benchmark_in_its_small_form(tmp_path):
     words = ("--study", "peers", "--sweep", "gpu", "--size", "tiny", "--iterations", "3")
     rows = "vanilla,dynamic:just_in_time=true,superoffload,zenflow"
     given = ("--device", "cpu", "--minutes", "14", "--results-dir", str(results))
-    done = run("launch.sweep", *words, "--engines", rows, *given)
+    done = python("-m", "launch.sweep", *words, "--engines", rows, *given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "equal to vanilla (3 losses, 3 gradient norms, weights and optimizer" in done.stdout
     folder = results / "peers" / "gpu"
@@ -49,7 +28,7 @@ def test_gpu_benchmark_in_its_small_form(tmp_path):
 @pytest.mark.timeout(900)
 def test_host_benchmark_on_few_elements():
     flags = ("--numel", "100003", "--width", "64", "--layers", "3", "--repeats", "2")
-    done = run("benchmarks.host", *flags, "--threads", "1")
+    done = python("-W", "ignore", "-m", "benchmarks.host", *flags, "--threads", "1")
     assert done.returncode == 0, done.stderr  # 1 where bits differ
     assert "stock with a GPU / fused" in done.stdout
     assert "withheld" not in done.stdout

@@ -1,7 +1,6 @@
 """`python -m dataset` as users and the launcher run it, on the corpus it ships with."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,25 +8,15 @@ from pathlib import Path
 
 import pytest
 from processes import wait_for
+from programs import python
 
-ROOT = Path(__file__).resolve().parents[2]
+from configs.files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def command(*arguments):
     return [sys.executable, "-m", "dataset", *map(str, arguments)]
-
-
-def run(*arguments, **environment):
-    return subprocess.run(
-        command(*arguments),
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def files_of(prefix):
@@ -38,7 +27,7 @@ def files_of(prefix):
 def built(tmp_path_factory):
     """A cache folder with a space in its name, and the prefix in it."""
     folder = tmp_path_factory.mktemp("a cache")
-    done = run("prepare", "--cache-dir", folder)
+    done = python("-m", "dataset", "prepare", "--cache-dir", folder)
     assert done.returncode == 0, done.stderr
     return folder, Path(done.stdout.splitlines()[-1]), done
 
@@ -69,60 +58,10 @@ def test_a_second_call_finds_it_without_torch(built):
         "heavy = {'torch', 'megatron', 'numpy', 'tiktoken', 'tokenizers'}; "
         "sys.exit(code or not heavy.isdisjoint(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "prepare"],
-        cwd=ROOT,
-        env=os.environ | {"DOS_DATASET_CACHE": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", code, "prepare", DOS_DATASET_CACHE=str(folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{prefix}\n"
     assert "from the cache" in done.stderr
-
-
-def test_megatrons_gpt_dataset_serves_the_text_in_whole_samples(built, tmp_path):
-    _, prefix, _ = built
-    facts = json.loads((prefix.parent / "manifest.json").read_text())
-    program = tmp_path / "serve.py"
-    program.write_text(GPT_DATASET_PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, prefix, tmp_path / "indices"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    served = json.loads(done.stdout.splitlines()[-1])
-    # Every token but the last few, which do not fill a sample, and the look-ahead of one.
-    assert facts["tokens"] - 257 <= served["tokens"] < facts["tokens"]
-    assert served["eods"] <= facts["documents"]
-    assert served["eods"] >= facts["documents"] - 3
-
-
-GPT_DATASET_PROGRAM = """
-import json, pathlib, sys
-from types import SimpleNamespace
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-
-prefix = pathlib.Path(sys.argv[1])
-facts = json.loads((prefix.parent / "manifest.json").read_text())
-tokenizer = SimpleNamespace(
-    vocab_size=facts["vocab_size"], eod=facts["eod"], pad=-1,
-    unique_identifiers={"key": facts["key"]}, unique_description=facts["key"],
-)
-config = GPTDatasetConfig(
-    random_seed=1, sequence_length=256, blend=([str(prefix)], None), split="1,0,0",
-    tokenizer=tokenizer, reset_position_ids=False, reset_attention_mask=False,
-    eod_mask_loss=False, path_to_cache=sys.argv[2],
-)
-train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [None, 0, 0], lambda: True, config).build()
-tokens = [train[n]["tokens"] for n in range(len(train))]
-eods = sum(int((sample == facts["eod"]).sum()) for sample in tokens)
-sys.stdout.write(json.dumps({"tokens": sum(len(s) for s in tokens), "eods": eods}) + "\\n")
-"""
 
 
 def test_two_at_once_agree(built, tmp_path):
@@ -156,6 +95,6 @@ def test_kill_9_never_leaves_a_half_folder(built, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not list(tmp_path.glob("[!.]*"))
-    done = run("prepare", "--cache-dir", tmp_path)
+    done = python("-m", "dataset", "prepare", "--cache-dir", tmp_path)
     assert "damaged" not in done.stderr
     assert files_of(Path(done.stdout.strip())) == files_of(prefix)

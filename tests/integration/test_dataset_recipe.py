@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import wait_for
+from programs import python
 
 if "CI" not in os.environ:
     pytest.importorskip("datatrove")
@@ -46,9 +47,7 @@ def command(*arguments):
 
 def run(*arguments):
     """Run a command; return what it counted and its records."""
-    done = subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-m", "dataset", *arguments)
     assert done.returncode == 0, done.stderr
     counted = [re.fullmatch(r"([a-z].*?) +([\d,]+)", line) for line in done.stderr.splitlines()]
     counts = {found[1]: int(found[2].replace(",", "")) for found in counted if found}
@@ -116,9 +115,7 @@ def test_a_killed_clean_goes_on_with_the_tasks_that_are_missing(tmp_path):
     assert (counts["read"], counts["written"]) == (2, 2)
     assert {record["text"] for record in records} == set(texts)
     assert (done / "00000").stat().st_mtime_ns == first
-    other = subprocess.run(
-        [*given, "--min-words", "5"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    other = python(*given[1:], "--min-words", "5")
     assert (other.returncode, "this with other options" in other.stderr) == (2, True)
 
 

@@ -22,7 +22,8 @@ from deep_optimizer_states.__main__ import REQUIRED
 from deep_optimizer_states.adapter import guard as deepspeed_guard
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = Path(__file__).with_name("installed_worker.py")
+PROGRAM = Path(__file__).with_name("frameworks") / "unaware_program.py"
+CHECKOUT = ("launch", "configs", "parse", "plots", "dataset", "benchmarks")
 KERNELS = Path(os.environ["TORCH_EXTENSIONS_DIR"])
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,6 +67,7 @@ def run(installed, tmp_path_factory):
     # Kernels are built ahead; a copy, so that the running environment's stay as they are.
     built = shutil.copytree(KERNELS, folder / "kernels")
     environment |= {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(built)}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def run(*words):
         done = subprocess.run(
@@ -153,7 +155,7 @@ def test_the_version_is_the_wheels(bare, wheel, command):
     ("words", "missing"),
     [
         (["plan", "--model", "20B", "--machine", "h200x1"], "pydantic"),
-        (["calibrate", "--device", "cpu", "--threads", "1"], "psutil"),
+        (["calibrate"], "psutil"),
     ],
 )
 def test_a_command_that_lacks_a_package_names_it_in_a_line(bare, words, missing):
@@ -178,19 +180,20 @@ def test_the_compression_needs_torch_alone(run):
 
 def test_calibrate_writes_a_profile_that_plan_reads_beside_its_models(run, tmp_path):
     profile = tmp_path / "machine.toml"
-    words = ["--device", "cpu", "--threads", "1", "-o", profile]
-    run("-m", "deep_optimizer_states", "calibrate", *words)
+    run("-m", "deep_optimizer_states", "calibrate", "-o", profile)
     out = run("-m", "deep_optimizer_states", "plan", "--model", "tiny", "--machine", profile)
     assert "with engine ours on machine" in out
 
 
-def test_a_training_step_is_bitwise_that_of_stock(run):
-    report = json.loads(run(WORKER).splitlines()[-1])
-    assert report["checkout"] == []
-    assert report["plugin"].endswith("/site-packages/deep_optimizer_states/__init__.py")
-    assert not report["plugin"].startswith(str(ROOT))
-    stock = report["stock"]
-    assert stock.pop("optimizer").startswith("deepspeed.")
-    for policy in ("all-host", "stride"):
-        assert report[policy].pop("optimizer").startswith("deep_optimizer_states.")
-        assert report[policy] == stock
+def test_a_program_that_does_not_know_the_plugin_trains_with_the_installed_one(
+    run, installed, tmp_path
+):
+    code = "import deep_optimizer_states, importlib.util as found\n"
+    code += f"print(deep_optimizer_states.__file__, *map(found.find_spec, {CHECKOUT!r}))"
+    origin, *others = run("-c", code).split()
+    assert origin.endswith("/site-packages/deep_optimizer_states/__init__.py")
+    assert not Path(origin).is_relative_to(ROOT)
+    assert set(others) == {"None"}
+    launcher = (installed, "-m", "torch.distributed.run", "--standalone")
+    run("-m", "deep_optimizer_states", "run", *launcher, PROGRAM, tmp_path)
+    assert json.loads((tmp_path / "told.0.json").read_text()) == "InterleavedZeroOptimizer"

@@ -3,14 +3,13 @@
 import hashlib
 import json
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import psutil
 import pytest
 from fake_runs import ROOT, finish, pids, run_dir, start, status
 from processes import is_alive
+from programs import python
 
 from dataset import indexed
 from launch.process.watch import count_oom_kills
@@ -108,12 +107,8 @@ def test_a_pair_of_the_users_own_is_trained_on(tmp_path):
     random = np.random.default_rng(0)
     prefix = tmp_path / "my own.v1"
     indexed.write(prefix, (random.integers(0, 99, 500) for _ in range(40)), 99, 100)
-    command = [sys.executable, "-m", "launch.run", "tiny-hybrid", "--iterations", "2"]
-    command += ["--data", str(prefix), "--vocab-size", "100", "--results-dir", str(tmp_path / "r")]
-    done = subprocess.run(
-        [*command, "--device", "cpu", "--no-echo"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["--data", prefix, "--results-dir", tmp_path / "r", "--device", "cpu", "--no-echo"]
+    done = python("-m", "launch.run", "tiny-hybrid", "--iterations", "2", *words)
     assert done.returncode == 0, done.stderr
     digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()
     told = f"data: my own.v1 ({prefix}), 20,040 tokens, SHA-256 {digest}; no manifest: its sizes "

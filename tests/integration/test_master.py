@@ -140,9 +140,3 @@ def test_the_papers_flags_give_the_papers_log_from_any_folder(checkout, tmp_path
     code, out, err = bash(checkout / "config-n-run.sh", *flags, "--dry-run", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert "log-7B-tp1-dp1-l32-h4096-a32-sl2048-gbs1-mbs1-ratio1-subg1000000000-prefetch1" in out
-
-
-def test_scripts_are_short_and_pass_bashs_own_check():
-    for script in ("master-script.sh", "config-n-run.sh"):
-        assert len((ROOT / script).read_text().splitlines()) <= 80
-        assert bash("-n", str(ROOT / script))[0] == 0

@@ -4,16 +4,12 @@ MEGATRON_DEEPSPEED_DIR names it, `make third-party NAME=megatron-deepspeed` make
 `transformers<5`, `nltk` and `six`, which must be installed.
 """
 
-import csv
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from programs import python, rows_of
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_DIR", "")
 pytestmark = [
     pytest.mark.slow,
@@ -26,18 +22,16 @@ ENGINES = {"vanilla": [], "hybrid": ["--engine", "hybrid", "--stride", "2"]}
 def test_megatron_trains_equally_under_both_engines(tmp_path):
     found = {}
     for name, engine in ENGINES.items():
-        command = [sys.executable, "-m", "launch.run", "tiny", *engine, "--dp", "2"]
+        command = ["-m", "launch.run", "tiny", *engine, "--dp", "2"]
         command += ["--iterations", "3", "--micro-batch-size", "1", "--device", "cpu", "--no-echo"]
         command += ["--trainer", "megatron-deepspeed", "--megatron-dir", CHECKOUT]
         command += ["--results-dir", str(tmp_path / name), "--monitor-interval", "0"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = python(*command)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         (status,) = tmp_path.glob(f"{name}/single/*/run-001/status.json")
         assert json.loads(status.read_text())["status"] == "ok"
-        parse = [sys.executable, "-m", "parse", str(status.parent), "--out", str(tmp_path / "t")]
-        subprocess.run(parse, cwd=ROOT, capture_output=True, text=True, check=True)
-        with (tmp_path / "t" / "iterations.csv").open(newline="") as file:
-            found[name] = [row["loss"] for row in csv.DictReader(file)]
+        assert python("-m", "parse", status.parent, "--out", tmp_path / "tables").returncode == 0
+        found[name] = [row["loss"] for row in rows_of(tmp_path, "iterations")]
     assert len(found["vanilla"]) == 3
     assert "" not in found["vanilla"]
     assert found["hybrid"] == found["vanilla"]

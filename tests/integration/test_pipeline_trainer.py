@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-import torch
-from trainer_runs import events_of, train_pipelines
+from trainer_runs import PIPELINE, events_of, train_pipelines
 
 from configs.errors import ConfigError
 from configs.study import load_study
@@ -18,31 +17,13 @@ from optimus_cc.predict import ELEMENT_BYTES, Costs, Workload, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
-MODEL = {
-    "name": "test",
-    "hidden": 32,
-    "ffn": 64,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 4,
-    "seq_length": 16,
-    "vocab_size": 500,
-    "architecture": "gpt2",
-}
+MODEL = PIPELINE["model"]
 COMMON = {
-    "model": MODEL,
+    **PIPELINE,
     "pp": 2,
     "dp": 2,
-    "micro_batch_size": 2,
     "global_batch_size": 16,
-    "iterations": 6,
     "lr": 1e-2,
-    "dtype": "fp32",
-    "zero_stage": 0,
-    "offload_optimizer": "none",
-    "activation_checkpointing": False,
-    "device": "cpu",
-    "split": "80,20,0",
     "eval_interval": 3,
     "eval_iterations": 2,
 }
@@ -140,19 +121,6 @@ def test_a_continued_run_is_one_that_never_stopped(events, name):
     for digest in ("weights_sha256", "optimizer_sha256"):
         assert whole[digest] == continued[digest]
     assert whole["weights_sha256"] != events("replicas", "end")[0]["weights_sha256"]
-
-
-def test_stages_of_different_numbers_of_layers_hold_the_whole_model(folders):
-    (saved,) = (folders / "four-stages" / "checkpoints").glob("iteration-*")
-    point = point_of(RUNS["four-stages"])
-    masters = [
-        torch.load(path, weights_only=True)["rank"]["optimizer"]["masters"]
-        for path in sorted(saved.glob("rank-*.pt"))
-    ]
-    first, inner, other, last = (sum(m.numel() for m in of_stage.values()) for of_stage in masters)
-    embedding, positions, norm = 512 * 32, 16 * 32, 2 * 32  # the last stage has a copy of the first
-    assert inner == other == 2 * (first - embedding - positions) == 2 * (last - embedding - norm)
-    assert first + inner + other + last == point.model.num_parameters() + embedding
 
 
 def test_statistics_of_errors_change_nothing_and_are_of_each_link(events):

@@ -117,12 +117,6 @@ def test_a_python_without_the_plugin_says_so(elsewhere):
     assert "install the package there, or leave `run` out" in done.stderr
 
 
-def test_the_exit_status_is_the_commands(elsewhere):
-    _, start = elsewhere
-    assert start(*RUN, "sh", "-c", "exit 7").returncode == 7
-    assert start(*RUN, "--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
-
-
 def test_the_process_is_the_commands_so_that_signals_reach_it():
     code = "import os; print(os.getpid(), flush=True)\nwhile True: pass"
     # It is never asleep: a signal that comes just before a sleep is handled after it.

@@ -1,26 +1,19 @@
 """``--simulate`` from the command line to figures and report."""
 
-import csv
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from programs import python, rows_of
 
 
 @pytest.mark.timeout(900)
 def test_a_sweep_is_simulated_and_shown(tmp_path):
     results = tmp_path / "my results"
-    command = [sys.executable, "-m", "launch.sweep", "--simulate", "--machine", "h100x4"]
-    command += ["--sweep", "stride", "--only", "7B*", "--results-dir", str(results)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = ("--sweep", "stride", "--only", "7B*", "--results-dir", results)
+    done = python("-m", "launch.sweep", "--simulate", "--machine", "h100x4", *words)
     assert (done.returncode, done.stderr) == (0, "")
     folder = results / "simulated-h100x4" / "stride"
-    with (folder / "tables" / "runs.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(folder, "runs")
     sources = [row["source"] for row in rows]
     assert (sources.count("simulated"), sources.count("published")) == (9, 7)
     # The paper's shape: its hybrid updates faster than stock, the more so the smaller the stride.

@@ -2,11 +2,10 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
-from trainer_runs import MODEL, ROOT, train_together, write_run
+from programs import python
+from trainer_runs import MODEL, train_together, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -100,25 +99,20 @@ def test_two_ranks_go_on_too(corpus, tmp_path):
 
 
 def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
-    command = [sys.executable, "-m", "launch.run", "tiny", "--no-echo", "--model.layers", "1"]
+    command = ["-m", "launch.run", "tiny", "--no-echo", "--model.layers", "1"]
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
     command += ["--device", "cpu"]
 
-    def run(*words):
-        return subprocess.run(
-            [*command, *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-
-    assert run("--save-interval", "3").returncode == 0
+    assert python(*command, "--save-interval", "3").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")
     before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
     third = old / "checkpoints" / "iteration-000003"
     assert (old / "checkpoints" / "latest").read_text().strip() == "iteration-000004", "at the end"
-    refused = run("--continue-from", str(third), "--seed", "9")
+    refused = python(*command, "--continue-from", str(third), "--seed", "9")
     assert refused.returncode == 2
     assert "seed = 9: the checkpoint" in refused.stderr
     assert not old.with_name("run-002").exists()
-    done = run("--continue-from", str(third))
+    done = python(*command, "--continue-from", str(third))
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
     ends = []

@@ -1,32 +1,14 @@
 """Rungs of the ladder for real: trained, compared, drawn, saved and evaluated."""
 
-import csv
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from deepspeed.accelerator import get_accelerator
-from processes import python_path
-
-from configs.files import ROOT
+from programs import python, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = ("--model.layers", "1", "--model.hidden", "64", "--model.ffn", "128", "--model.heads", "2")
 SMALL += ("--model.kv-heads", "2", "--model.seq-length", "32", "--iterations", "4")
-
-
-def run(module, *words):
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "src")}
-    return subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +20,13 @@ def ladder(tmp_path_factory):
     often.write_text('{"steps_per_print": 2}')
     words += ["--dtype", "fp32", "--dp", "1", "--save-interval", "3", "--share"]
     words += ["--deepspeed-config", str(often), "--device", "cpu", "--results-dir", str(folder)]
-    done = run("launch.sweep", *words)
+    done = python("-m", "launch.sweep", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "zero-ladder" / "ladder"
 
 
-def rows(ladder, name):
-    return list(csv.DictReader((ladder / "tables" / name).read_text().splitlines()))
-
-
 def test_two_rungs_are_what_their_rows_say_agree_closely_and_pass_their_gate(ladder):
-    compared = {row["engine"]: row for row in rows(ladder, "comparisons.csv")}
+    compared = {row["engine"]: row for row in rows_of(ladder, "comparisons")}
     assert list(compared) == ["stage-2-offload"]
     compared = compared["stage-2-offload"]
     assert compared["equality"] in ("close", "equal")
@@ -62,15 +40,15 @@ def test_two_rungs_are_what_their_rows_say_agree_closely_and_pass_their_gate(lad
 
 def test_deepspeeds_own_figures_are_in_the_tables(ladder):
     # DeepSpeed times no update before the third, and prints every second.
-    lines = rows(ladder, "throughput.csv")
+    lines = rows_of(ladder, "throughput")
     assert [(row["engine"], row["step"]) for row in lines] == [
         ("stage-1", "4"),
         ("stage-2-offload", "4"),
     ]
     assert all(float(row["running_samples_per_s"]) > 0 for row in lines)
-    profiled = {row["quantity"]: float(row["value"]) for row in rows(ladder, "profile.csv")}
+    profiled = {row["quantity"]: float(row["value"]) for row in rows_of(ladder, "profile")}
     assert profiled["fwd flops per GPU"] > 2 * profiled["params per GPU"]
-    for row in rows(ladder, "runs.csv"):
+    for row in rows_of(ladder, "runs"):
         assert float(row["max_allocated_gib"]) > 0.01
         assert float(row["host_peak_gib"]) > 0.01
 
@@ -80,7 +58,9 @@ def test_a_saved_rung_is_evaluated(ladder, place):
     [folder] = ladder.glob("*engine_stage-2-offload/run-001")
     saved = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
     assert saved == ["iteration-000003", "iteration-000004"]
-    done = run("launch.evaluate", str(folder / place), "--batch-size", "3", "--batches", "2")
+    done = python(
+        "-m", "launch.evaluate", str(folder / place), "--batch-size", "3", "--batches", "2"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["iteration"] == (3 if place else 4)
@@ -98,7 +78,7 @@ def test_fp16_that_skips_every_update_fails_by_name(tmp_path):
     scale.write_text('{"fp16": {"initial_scale_power": 60}}')
     words = ["tiny", "--study", "zero-ladder", "--engine", "stage-1", "--dtype", "fp16", *SMALL]
     words += ["--deepspeed-config", str(scale), "--share", "--no-echo", "--device", "cpu"]
-    done = run("launch.run", *words, "--results-dir", str(tmp_path))
+    done = python("-m", "launch.run", *words, "--results-dir", str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "skipped: ended, but its loss is that of unchanged weights: all 4 updates" in done.stderr
     [status] = tmp_path.rglob("status.json")

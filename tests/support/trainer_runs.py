@@ -33,6 +33,21 @@ MODEL = {
     "seq_length": 32,
     "vocab_size": 500,
 }
+PIPELINE = {
+    "model": {
+        **MODEL,
+        **{"hidden": 32, "ffn": 64, "kv_heads": 4, "seq_length": 16, "architecture": "gpt2"},
+    },
+    "micro_batch_size": 2,
+    "iterations": 6,
+    "dtype": "fp32",
+    "zero_stage": 0,
+    "offload_optimizer": "none",
+    "activation_checkpointing": False,
+    "device": "cpu",
+    "split": "80,20,0",
+}
+"""Fields of a tiny point of the pipeline trainer."""
 ITERATIONS = 4
 
 

@@ -1,4 +1,4 @@
-"""The study's parts for Lightning: encoder, batches, module, strategies, and the time of a batch.
+"""The study's parts for Lightning: encoder, batches, module and strategies.
 
 The encoder is a transformer with a classifier on the mean of what it makes of the tokens. Attention
 is written out with ``nn.Linear`` alone: ``nn.TransformerEncoderLayer`` reads the weights of its
@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -32,14 +31,11 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler
 
 from launch.frameworks.imdb.reviews import Split, TokenizedReviews
-from launch.trainer.loop import PhaseClock
 from launch.trainer.runtime import leave_shm_out
 
 NUM_CLASSES = 2
 DECAY = 0.6
 """What the learning rate is multiplied by after every epoch."""
-_WARMUP = 2
-"""First iterations that the median of the seconds per batch leaves out."""
 
 
 @dataclass(frozen=True)
@@ -311,55 +307,3 @@ def strategy_of(config: Mapping[str, Any] | None, *, on_gpu: bool, num_ranks: in
     if num_ranks == 1:
         return SingleDeviceStrategy("cuda:0" if on_gpu else "cpu")
     return DDPStrategy(process_group_backend="nccl" if on_gpu else "gloo")
-
-
-class SecondsPerBatch(pl.Callback):
-    """Times every iteration and its phases, and each epoch without its validation.
-
-    An iteration begins when the one before it ends, so that waiting for the loader counts; what
-    lies between two epochs does not.
-    """
-
-    def __init__(self) -> None:
-        self.iterations_s: list[float] = []
-        self.epochs_s: list[float] = []
-        self.clock = PhaseClock(torch.device("cpu"))
-        self._begin = self._epoch_begin = 0.0
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock = PhaseClock(trainer.strategy.root_device)
-        self._begin = self._epoch_begin = self.clock.now()
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
-    ) -> None:
-        self.clock.begin()
-
-    def on_before_backward(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
-    ) -> None:
-        self.clock.end("forward")
-
-    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.clock.end("backward")
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
-        self.clock.end("update")
-        now = self.clock.now()
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self.iterations_s.append(now - self._begin)
-            self._begin = now
-        if batch_idx + 1 == trainer.num_training_batches:
-            self.epochs_s.append(now - self._epoch_begin)
-
-    @property
-    def seconds_per_batch(self) -> float:
-        """Return the median of the iterations after the first."""
-        return median(self.iterations_s[_WARMUP:] or self.iterations_s)

@@ -7,7 +7,7 @@ import os
 import resource
 import time
 import warnings
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,17 +20,18 @@ from deep_optimizer_states.state_reader import digest
 from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import (
     ReviewsData,
-    SecondsPerBatch,
     SentimentEncoder,
     SentimentModule,
     Shape,
     strategy_of,
 )
-from launch.trainer.loop import Digests, device_name, end_fields, state_digests
+from launch.trainer.loop import Digests, PhaseClock, device_name, end_fields, state_digests
 from launch.trainer.recorder import Iteration, Recorder, finite_or_none
 from launch.trainer.runfile import Ranks, RunFile
 from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
 
+_WARMUP = 2
+"""First iterations that the median of the seconds per batch leaves out."""
 _GIB = 2.0**30
 
 
@@ -77,7 +78,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
             {
                 **end_fields(len(recording.iterations_s), started, recording.digests),
                 "epoch_s": fmean(recording.epochs_s) if recording.epochs_s else None,
-                "batch_s": recording.seconds_per_batch,
+                "batch_s": median(recording.iterations_s[_WARMUP:] or recording.iterations_s),
                 **_memory_gib(trainer.strategy.root_device),
                 **results,
                 "test_error": 1.0 - float(found_in["test_accuracy"]),
@@ -142,22 +143,41 @@ def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callback: pl.Callback
     )
 
 
-class Recording(SecondsPerBatch):
-    """Records iterations and evaluations, and keeps the final state's digests."""
+class Recording(pl.Callback):
+    """Times and records iterations and evaluations, and keeps the final state's digests.
+
+    An iteration begins when the one before it ends, so that waiting for the loader counts; what
+    lies between two epochs does not. An epoch's time is without its validation.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
         self._recorder = recorder
+        self.iterations_s: list[float] = []
+        self.epochs_s: list[float] = []
+        self._clock = PhaseClock(torch.device("cpu"))
+        self._begin = self._epoch_begin = 0.0
         self._losses: list[Tensor] = []
         self._rate, self._num_skipped = 0.0, 0
         self._grad_norm: float | None = None
         self.digests: Digests = (None, None)
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock = PhaseClock(trainer.strategy.root_device)
+        self._begin = self._epoch_begin = self._clock.now()
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._clock.begin()
         self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        self._clock.end("forward")
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._clock.end("backward")
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: object
@@ -175,10 +195,15 @@ class Recording(SecondsPerBatch):
         batch: object,
         batch_idx: int,
     ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._clock.end("update")
+        now = self._clock.now()
+        if batch_idx + 1 == trainer.num_training_batches:
+            self.epochs_s.append(now - self._epoch_begin)
         self._losses.append(outputs["loss"].detach().double())
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
+        seconds, self._begin = now - self._begin, now
+        self.iterations_s.append(seconds)
         loss = _mean_over_ranks(torch.stack(self._losses).mean())
         self._losses = []
         if _is_deepspeed(trainer.model):
@@ -187,7 +212,6 @@ class Recording(SecondsPerBatch):
         # DeepSpeed leaves updates out where 16-bit gradients overflow.
         skipped_before = self._num_skipped
         self._num_skipped = int(getattr(trainer.model, "skipped_steps", 0))
-        seconds = self.iterations_s[-1]
         self._recorder.timer("interval-time", seconds)
         self._recorder.iteration(
             Iteration(
@@ -197,7 +221,7 @@ class Recording(SecondsPerBatch):
                 learning_rate=self._rate,
                 skipped=self._num_skipped > skipped_before,
                 grad_norm=self._grad_norm,
-                phases_ms=self.clock.take(),
+                phases_ms=self._clock.take(),
                 device_bytes=_allocated_peak_bytes(trainer.strategy.root_device),
             )
         )

@@ -6,31 +6,16 @@ import comparison
 import lightning.pytorch as pl
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 
 from deep_optimizer_states.config import BLOCK
+from launch.frameworks.imdb.module import CpuDeepSpeedStrategy
 
 NUM_EPOCHS = 3
 WIDTH = 37
 NUM_RANKS = int(os.environ["WORLD_SIZE"])
 """Read here: Lightning takes the variable away when a trainer ends."""
-
-
-class CpuDeepSpeedStrategy(DeepSpeedStrategy):
-    """Lightning's strategy without its checks for CUDA."""
-
-    @property
-    def root_device(self):
-        # DeepSpeed asks for the index of the device.
-        return torch.device("cpu", self.local_rank)
-
-    def setup_environment(self):
-        DDPStrategy.setup_environment(self)
-
-    def setup_distributed(self):
-        self.set_world_ranks()
-        self._init_deepspeed_distributed()
 
 
 class Module(pl.LightningModule):

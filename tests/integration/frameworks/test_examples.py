@@ -1,11 +1,10 @@
 """The examples run as they stand: what a user copies trains, under the plugin."""
 
 import json
-import os
-import subprocess
-import sys
+import re
 
 import pytest
+from programs import python
 
 from configs.files import ROOT
 
@@ -27,18 +26,7 @@ trains = pytest.mark.exhaustive
 
 def run(*words):
     """Output of a program that the repository's root is the current folder of."""
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*words, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     return done.stdout
 
@@ -48,30 +36,18 @@ def torchrun(num_ranks, *words):
     return run(*launcher, *words)
 
 
-def value(output, name):
-    [line] = [line for line in output.splitlines() if line.startswith(f"{name}: ")]
-    return float(line.partition(": ")[2])
-
-
-def check_lightning(output):
-    assert OURS in output
-    assert "synthetic reviews" in output
-    assert 0.0 <= value(output, "test_accuracy") <= 1.0
-    assert value(output, "seconds per batch") > 0
-
-
 @trains
 def test_lightning_with_two_ranks():
-    check_lightning(
-        torchrun(2, "-m", "examples.imdb_lightning", "--tiny", "--max-steps", str(STEPS))
-    )
+    output = torchrun(2, "-m", "examples.imdb_lightning", "--tiny", "--max-steps", STEPS)
+    for words in (OURS, "synthetic reviews", r"test_accuracy: [01]\."):
+        assert re.search(words, output), words
 
 
 @trains
 def test_hugging_faces_trainer_shows_its_auto_values(tmp_path):
     program = tmp_path / "without_shm.py"
     program.write_text(WITHOUT_SHM)
-    output = torchrun(2, str(program), "--tiny", "--max-steps", str(STEPS))
+    output = torchrun(2, program, "--tiny", "--max-steps", STEPS)
     assert OURS in output
     lines = [line for line in output.splitlines() if line.startswith("auto ")]
     found = dict(line.removeprefix("auto ").split(" = ") for line in lines)
@@ -99,7 +75,7 @@ def test_the_notebook_runs(tmp_path):
     program.write_text(code_of(EXAMPLES / "imdb_lightning.ipynb"), encoding="utf-8")
     # As a notebook's kernel does: with the repository's root on the path.
     start = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path(sys.argv[1])"
-    output = run("-c", start, str(program))
+    output = run("-c", start, program)
     assert OURS in output
     assert "padding has id 1" in output
     assert "test_accuracy" in output

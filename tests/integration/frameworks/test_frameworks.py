@@ -7,7 +7,10 @@ from pathlib import Path
 
 import prepared
 import pytest
+from processes import python_path
 from ranks import run_ranks
+
+from configs.files import ROOT
 
 WORKER = Path(__file__).with_name("worker.py")
 PACKAGES = {
@@ -34,9 +37,11 @@ def reports_of(tmp_path_factory):
 
 def _run(framework, device, folder):
     modules = (*prepared.DEEPSPEED, *MODULES[framework])
-    devices = {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
+    variables = {"PYTHONPATH": python_path(ROOT), "PYTHONWARNINGS": "ignore"}
+    if device == "cpu":
+        variables["CUDA_VISIBLE_DEVICES"] = ""
     words = (WORKER, framework, folder / "report", folder)
-    run_ranks(*words, num_ranks=RANKS[device], modules=modules, PYTHONWARNINGS="ignore", **devices)
+    run_ranks(*words, num_ranks=RANKS[device], modules=modules, **variables)
     return [
         json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(RANKS[device])
     ]

@@ -1,14 +1,9 @@
 """The study of film reviews from the command line to its report, with a few iterations a run."""
 
-import csv
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-
-from configs.files import ROOT
+from programs import python, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SWEEP = """
@@ -38,21 +33,11 @@ def ran(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("imdb")
     sweep = SWEEP if request.param == (1,) else SWEEP.replace("\n]\n", f"\n{ON_TWO}")
     (folder / "few.toml").write_text(sweep)
-    command = [sys.executable, "-m", "launch.sweep", "--study", "imdb"]
-    command += ["--sweep", str(folder / "few.toml"), "--results-dir", str(folder / "results")]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    words = ("--sweep", folder / "few.toml", "--results-dir", folder / "results")
+    done = python("-m", "launch.sweep", "--study", "imdb", *words)
     sweep = folder / "results" / "imdb" / "few"
     assert (sweep / "tables" / "runs.csv").is_file(), done.stdout[-3000:] + done.stderr[-3000:]
     return done, sweep
-
-
-def rows_of(sweep, table):
-    with (sweep / "tables" / f"{table}.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def metrics_of(sweep, row):

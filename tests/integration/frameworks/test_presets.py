@@ -1,15 +1,16 @@
 """Presets of the frameworks, as they ship: equal to stock in every bit, or refused by a line."""
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import presets
 import pytest
 from presets import EQUAL, PRESETS
+from processes import python_path
 from ranks import run_ranks
 
+from configs.files import ROOT
 from deep_optimizer_states.adapter.guard import loses_gradients
 
 HERE = Path(__file__).parent
@@ -23,8 +24,7 @@ def outcomes(tmp_path_factory):
     if MISSING:
         pytest.skip(f"not installed: {', '.join(MISSING)}")
     report = tmp_path_factory.mktemp("presets") / "report"
-    folders = [str(Path(presets.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, folders))
+    path = python_path(Path(presets.__file__).parent, ROOT)
     words = (HERE / "worker.py", "presets", report, report.parent)
     run_ranks(*words, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
     return json.loads(report.with_suffix(".0.json").read_text())

@@ -11,7 +11,7 @@ from processes import is_alive, wait_for
 
 from configs.errors import ConfigError
 from launch import hog
-from launch.hog import MOST_DEBT_S, Debt, main
+from launch.hog import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -129,26 +129,3 @@ def test_a_full_disk_is_said_and_the_share_still_held(start, tmp_path):
 def test_wrong_words_are_refused(words):
     with pytest.raises(ConfigError, match=": give "):
         main([*words, "--out", "x"])
-
-
-def test_work_falls_due_at_the_share_of_time():
-    debt = Debt(0.25, 10.0)
-    assert debt.due_s(12.0) == 0.5
-    debt.pay(0.6)
-    assert debt.due_s(12.0) == pytest.approx(-0.1)
-    assert debt.due_s(12.4) == pytest.approx(0.0)
-
-
-def test_what_was_missed_for_long_is_forgotten():
-    debt = Debt(0.5, 0.0)
-    assert debt.due_s(1000.0) == MOST_DEBT_S
-
-
-def test_an_error_without_words_is_named(monkeypatch, tmp_path, capsys):
-    def fail(*_arguments):
-        raise AssertionError
-
-    monkeypatch.setattr("launch.hog.hold_gpu", fail)
-    monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # the test's own stay
-    assert main(["--share", "0.5", "--device", "cuda:0", "--out", str(tmp_path / "h")]) == 1
-    assert capsys.readouterr().err == "[launch] hog of cuda:0: error: AssertionError\n"

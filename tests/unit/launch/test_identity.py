@@ -90,29 +90,22 @@ USED = [
 
 
 def test_files_are_those_that_a_program_imports_and_no_others(checkout):
-    assert list(code_of(["launch.train"])) == USED
+    before = code_of(["launch.train"])
+    assert list(before) == USED
     assert list(code_of(["no.module.of.ours"])) == []
-    assert list(code_of([str(checkout / "launch" / "sweep.py")])) == sorted(
-        [*USED, "launch/sweep.py"]
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in USED if not name.endswith("__init__.py")])
-def test_a_change_of_a_file_that_runs_shows_under_its_name(checkout, name):
-    before = code_of(["launch.train"])
-    with (checkout / name).open("a") as file:
-        file.write("\n# changed\n")
-    forget()
-    after = code_of(["launch.train"])
-    assert [path for path in USED if before[path] != after[path]] == [name]
-
-
-@pytest.mark.parametrize("name", ["notes.toml", "launch/sweep.py", "launch/deep/unused.py", "new"])
-def test_other_files_may_come_and_change(checkout, name):
-    before = code_of(["launch.train"])
-    (checkout / name).write_text("other")
-    forget()
-    assert code_of(["launch.train"]) == before
+    script = str(checkout / "launch" / "sweep.py")
+    assert list(code_of([script])) == sorted([*USED, "launch/sweep.py"])
+    for name in ("notes.toml", "launch/sweep.py", "launch/deep/unused.py", "new"):
+        (checkout / name).write_text("other")
+        forget()
+        assert code_of(["launch.train"]) == before
+    for name in USED:
+        with (checkout / name).open("a") as file:
+            file.write("\n# changed\n")
+        forget()
+        after = code_of(["launch.train"])
+        assert [path for path in USED if before[path] != after[path]] == [name]
+        before = after
 
 
 def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
@@ -180,5 +173,4 @@ def test_provenance_is_json_with_versions_and_hardware():
     assert record["versions"]["pydantic"]
     assert record["cpu"]["cores_usable"] >= 1
     assert record["host_memory_bytes"] > 0
-    assert all(node["cores"] for node in record["numa"])
     assert record["environment"] == {"OMP_NUM_THREADS": "3"}

@@ -15,7 +15,6 @@ from launch.launchers import (
     Launcher,
     Program,
     free_port,
-    ranks_command,
     ranks_environment,
 )
 from launch.links import BRIDGE_ADDRESS
@@ -211,30 +210,6 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
     said = done.stdout + "".join(other.communicate()[0].decode() for other in others)
     assert done.returncode == 0, done.stderr
     assert {line for line in said.splitlines() if "rank" in line} == {"rank 0 2", "rank 1 2"}
-
-
-def program_of(run_json):
-    return Program("a.b", (str(run_json),))
-
-
-def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
-    command = ranks_command(program_of(odd_dir / "run.json"), 1, 29500)
-    assert command == [sys.executable, "-m", "a.b", str(odd_dir / "run.json")]
-    environment = ranks_environment({}, 1, 29500)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    assert [environment[n] for n in names] == ["0", "1", "0", "127.0.0.1", "29500"]
-
-
-def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
-    command = ranks_command(program_of(tmp_path / "run.json"), 2, 29500)
-    assert command[1:5] == [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--master-port=29500",
-    ]
-    assert command[5:] == ["-m", "a.b", str(tmp_path / "run.json")]
-    assert "RANK" not in ranks_environment({}, 2, 29500)
 
 
 def test_the_environment_is_the_users_with_what_ranks_need_before_it():

@@ -5,14 +5,12 @@ import re
 import pytest
 
 from configs.cli import Parser
-from configs.errors import ConfigError
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
 from launch import cli
 from launch.data import look_at
 from launch.execute import RunOptions, Task
-from launch.fit import Machine, memory_text
 from launch.frameworks.imdb import reviews
 from launch.sweep import main
 from launch.trainers import trainer_of
@@ -95,12 +93,6 @@ def test_what_it_cannot_run_is_refused_with_the_remedy(fields, message):
     assert re.match(message, reason)
 
 
-def test_a_stage_beside_a_strategy_that_has_its_own_is_refused():
-    with pytest.raises(ConfigError, match="zero_stage = 2: engine 'no-deepspeed' has zero_stage"):
-        point(zero_stage=2)
-    assert point(engine="deepspeed-dictionary").zero_stage == 2
-
-
 def test_another_studys_point_is_refused_for_its_fields():
     other = default_study().make_point({"model": "tiny", "data_prefix": "synthetic-reviews"})
     assert TRAINER.refuse(other) == [
@@ -137,8 +129,3 @@ def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeyp
     number = len((sweep if size == "full" else sweep.small()).points(None))
     assert told.count("runs     yes: never run before") == number
     assert list(tmp_path.iterdir()) == []
-
-
-def test_its_memory_is_not_predicted_which_is_said():
-    text = memory_text(point(), Machine(2**34), TRAINER)
-    assert "--trainer lightning: its memory is not predicted" in text

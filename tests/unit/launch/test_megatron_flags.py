@@ -1,5 +1,4 @@
 import itertools
-import json
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from launch.trainers.megatron_deepspeed import MegatronDeepSpeed, megatron_flags
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron"
 FILES = Path("/run"), "/data/text_document"
-OURS, PAPERS = (MegatronDeepSpeed(Path("/x"), paper_keys) for paper_keys in (False, True))
+OURS = MegatronDeepSpeed(Path("/x"))
 POINTS = {
     "tiny-cpu": ({"model": "tiny"}, False),
     "7B-gpu": ({"model": "7B", "tp": 2, "dp": 2}, True),
@@ -53,17 +52,13 @@ def test_every_knob_of_the_point_is_in_the_flags():
 
 
 def test_what_the_flags_cannot_say_is_refused():
-    assert PAPERS.refuse(make_point({"model": "tiny"})) == []
+    assert OURS.refuse(make_point({"model": "tiny", "engine": "H", "stride": 1})) == []
     point = make_point({"model": "tiny", "attention": "sdpa", "save_interval": 5})
     first, second = OURS.refuse(point)
     assert first == (
         "attention = 'sdpa': --trainer megatron-deepspeed knows 'local' alone; give that"
     )
     assert second.startswith("save_interval = 5: ")
-    point = make_point({"model": "tiny", "engine": "H", "stride": 1})
-    (reason,) = PAPERS.refuse(point)
-    assert reason.startswith("stride = 1: ")
-    assert OURS.refuse(point) == []
 
 
 def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
@@ -73,25 +68,3 @@ def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
     assert OURS.ds_config(point) == ours
     stock = OURS.ds_config(make_point({"model": "tiny"}))
     assert "deep_optimizer_states" not in stock
-
-
-@pytest.mark.parametrize(
-    ("engine", "expected"),
-    [
-        ({}, (0, 0, 0)),
-        ({"engine": "async-gradients"}, (0, 1, 0)),
-        ({"engine": "hybrid", "stride": 3, "offload_ratio": 0.8}, (1, 1, 3)),
-    ],
-)
-def test_the_papers_keys_stand_where_its_fork_reads_them(engine, expected):
-    point = make_point({"model": "tiny", **engine})
-    config = PAPERS.ds_config(point)
-    assert "deep_optimizer_states" not in config
-    offload = config["zero_optimization"]["offload_optimizer"]
-    names = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
-    assert tuple(offload[name] for name in names) == expected
-    assert offload["ratio"] == point.offload_ratio
-    plugin = pytest.importorskip("deep_optimizer_states.config")
-    block = plugin.read_settings(plugin.translate_paper_keys(config))
-    assert block.enabled == (expected != (0, 0, 0))
-    assert json.dumps(config)

@@ -85,40 +85,33 @@ def test_the_papers_software_has_three_modes(with_json, change, paper, today):
     assert (old.stride, old.offload_ratio) == (new.stride, new.offload_ratio)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (block(policy="dynamic"), "policy = 'dynamic'"),
-        (block(policy="stride", just_in_time_forward=True), "just_in_time_forward = True"),
-        (zero(offload_param={"device": "cpu"}), r"offload_param\.device = 'cpu'"),
-    ],
-)
-def test_what_the_papers_software_has_not_is_refused(with_json, change, text):
-    with pytest.raises(WorkloadError, match=f"{text}: the paper's software has no such"):
-        with_json(change, True)
+NO_SUCH = ": the paper's software has no such"
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("of_paper", "change", "text"),
     [
-        (zero(stage=2), r"zero_optimization\.stage = 2: .* ZeRO stage 3 alone"),
-        (zero(offload_optimizer=None), r"offload_optimizer\.device = 'none': "),
-        (offload(device="none"), r"offload_optimizer\.device = 'none': "),
-        (offload(device="nvme"), r"offload_optimizer\.device = 'nvme': "),
-        (offload(super_offload=True), r"offload_optimizer\.super_offload = True: "),
-        (zero(zenflow={"topk_ratio": 0.1}), r"zero_optimization\.zenflow = "),
-        (zero(offload_param={"device": "nvme"}), r"offload_param\.device = 'nvme': "),
-        (lambda c: c.update(compile={"deepcompile": True}), r"compile\.deepcompile = True: "),
-        (lambda c: c.update(optimizer={"type": "Muon"}), r"optimizer\.type = 'Muon': "),
-        (lambda c: c.clear(), r"optimizer\.type = None: "),
-        (block(policy="often"), r"deep_optimizer_states\.policy"),
-        (block(step_before_norm=True), r"step_before_norm = True: "),
-        (block(prefetch_memory_bytes=9), r"prefetch_memory_bytes = 9: "),
+        (True, block(policy="dynamic"), f"policy = 'dynamic'{NO_SUCH}"),
+        (True, block(policy="stride", just_in_time_forward=True), f"_forward = True{NO_SUCH}"),
+        (True, zero(offload_param={"device": "cpu"}), rf"offload_param\.device = 'cpu'{NO_SUCH}"),
+        (False, zero(stage=2), r"zero_optimization\.stage = 2: .* ZeRO stage 3 alone"),
+        (False, zero(offload_optimizer=None), r"offload_optimizer\.device = 'none': "),
+        (False, offload(device="none"), r"offload_optimizer\.device = 'none': "),
+        (False, offload(device="nvme"), r"offload_optimizer\.device = 'nvme': "),
+        (False, offload(super_offload=True), r"offload_optimizer\.super_offload = True: "),
+        (False, zero(zenflow={"topk_ratio": 0.1}), r"zero_optimization\.zenflow = "),
+        (False, zero(offload_param={"device": "nvme"}), r"offload_param\.device = 'nvme': "),
+        (False, lambda c: c.update(compile={"deepcompile": True}), r"deepcompile = True: "),
+        (False, lambda c: c.update(optimizer={"type": "Muon"}), r"optimizer\.type = 'Muon': "),
+        (False, lambda c: c.clear(), r"optimizer\.type = None: "),
+        (False, block(policy="often"), r"deep_optimizer_states\.policy"),
+        (False, block(step_before_norm=True), r"step_before_norm = True: "),
+        (False, block(prefetch_memory_bytes=9), r"prefetch_memory_bytes = 9: "),
     ],
 )
-def test_a_json_that_the_model_does_not_know_is_refused(with_json, change, text):
+def test_a_json_that_the_model_does_not_know_is_refused(with_json, of_paper, change, text):
     with pytest.raises(WorkloadError, match=text):
-        predict(with_json(change), load_machine("h100x4"))
+        predict(with_json(change, of_paper), load_machine("h100x4"))
 
 
 @pytest.mark.parametrize(
@@ -241,19 +234,13 @@ def test_a_damaged_file_of_published_values_is_named(tmp_path):
     shutil.copytree(STUDY.folder, tmp_path / "own")
     own, file = load_study(tmp_path / "own"), tmp_path / "own" / "published.csv"
     columns = "sweep,machine,model,engine,stride,offload_ratio,quantity,value"
-    row = "models,h100x4,7B,vanilla,0,1,forward_s,0.1"
-    file.write_text(f"# said by\n{columns}\n{row}\n")
+    row = "models,h100x4,7B,vanilla,0,1,forward_s,"
+    file.write_text(f"# said by\n{columns}\n{row}0.1\n")
     assert len(read_published(own)) == 1
-    damages = {
-        "'value' = '-1': ": ("0.1", "-1"),
-        "'quantity' = 'fwd': ": ("forward_s", "fwd"),
-        "'value' = None: ": (",0.1", ""),
-    }
-    for field, damage in damages.items():
-        file.write_text(f"{columns}\n{row.replace(*damage)}\n")
-        with pytest.raises(ConfigError, match=rf"published\.csv: '{row[:20]}.*{field}"):
-            read_published(own)
-    file.write_text(f"{columns},strid\n{row},1\n")
+    file.write_text(f"{columns}\n{row}-1\n")
+    with pytest.raises(ConfigError, match=rf"published\.csv: '{row[:20]}.*'value' = '-1': "):
+        read_published(own)
+    file.write_text(f"{columns},strid\n{row}0.1,1\n")
     with pytest.raises(ConfigError, match=r"unknown column 'strid': did you mean 'stride'"):
         read_published(own)
     file.unlink()
@@ -283,16 +270,6 @@ def test_no_measured_sweep_can_take_a_simulated_run_for_its_own(simulate, tmp_pa
     simulate("--sweep", "basic")
     for folder in ("", "simulated-h100x4", "simulated-h100x4/basic"):
         assert read_records(tmp_path / "r" / folder) == []
-
-
-def test_an_open_model_is_the_largest_that_fits_the_machine(simulate, tmp_path, capsys):
-    simulate("--sweep", "basic", "--dry-run")
-    big = capsys.readouterr().out
-    simulate("--sweep", "basic", "--dry-run", machine="cpu-only")
-    small = capsys.readouterr().out
-    assert big.splitlines()[0].split(":")[0] != small.splitlines()[0].split(":")[0]
-    simulate("--sweep", "basic", "--model", "7B")
-    assert "7B vanilla: simulated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -334,12 +311,6 @@ def test_a_sweep_that_no_such_machine_can_run_is_refused(simulate, tmp_path):
         simulate("--sweep", str(sweep), machine="h200x1")
 
 
-def test_a_folder_that_cannot_be_written_is_named(simulate, tmp_path):
-    (tmp_path / "r").write_text("a file in the way")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*--results-dir"):
-        simulate("--sweep", "basic", "--model", "7B")
-
-
 def test_the_folder_shows_the_part_of_a_sweep_that_was_asked_for(simulate, tmp_path):
     folder = tmp_path / "r" / "simulated-h100x4" / "gpu-hogging"
     for index in ("5", "2"):
@@ -355,11 +326,11 @@ def test_a_dry_simulation_prints_and_writes_nothing(simulate, tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_profile_of_ones_own_is_not_the_shipped_one_of_its_name(simulate, tmp_path):
+def test_a_profile_of_ones_own_has_todays_software(simulate, tmp_path):
     own = tmp_path / "own.toml"
     own.write_text((MACHINES_DIR / "h100x4.toml").read_text())
     simulate("--sweep", "basic", "--model", "7B", machine=own)
-    index = index_of(tmp_path / "r" / "simulated-h100x4-own" / "basic")
+    index = index_of(tmp_path / "r" / "simulated-h100x4" / "basic")
     assert "today" in index["simulated"]["software"]
     assert {run["run_dir"].rpartition("/")[2] for run in index["runs"]} == {"simulated-001"}
 

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -132,14 +131,6 @@ def test_a_growing_file_is_read_piece_by_piece(tmp_path):
     assert file.new_lines() == [b"half"]
 
 
-ANSWERS = """
-import faulthandler, signal, threading, time
-faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-def waits_for_ever(): time.sleep(600)
-threading.Thread(target=waits_for_ever, daemon=True).start()
-def stuck_here(): print("begun", flush=True); time.sleep(600)
-stuck_here()
-"""
 PLAIN = "import time; print('begun', flush=True); time.sleep(600)"
 
 
@@ -169,19 +160,6 @@ def start(tmp_path, monkeypatch):
         process.wait()
 
 
-def test_the_stacks_of_all_threads_are_in_the_log(start):
-    begin, log = start
-    process = begin("-c", ANSWERS, environment={"RANK": "3"})
-    dump_stacks([process], log)
-    text = wait_for(lambda: "in stuck_here" in (text := log.read_text()) and text)
-    # Whether it already sleeps or still runs towards that is the scheduler's affair.
-    head = re.search(rf"\[launch\] process {process.pid} \(rank 3\): state \w \([\w -]+\)", text)
-    assert head
-    assert head.start() < text.index("in stuck_here")
-    assert "in waits_for_ever" in text
-    assert process.is_running()
-
-
 def test_who_does_not_expect_the_signal_does_not_get_it(start):
     begin, log = start
     process = begin("-c", PLAIN)
@@ -190,16 +168,6 @@ def test_who_does_not_expect_the_signal_does_not_get_it(start):
     assert process.is_running()
     assert f"process {process.pid} (python" in log.read_text()
     assert "its Python stacks" not in log.read_text()
-
-
-def test_of_a_stopped_process_the_state_is_noted_without_waiting(start):
-    begin, log = start
-    process = begin("-c", ANSWERS)
-    process.suspend()
-    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
-    dump_stacks([process], log)
-    assert "state T (stopped)" in log.read_text()
-    assert "cannot show its stacks" in log.read_text()
 
 
 def test_no_answer_is_noted_and_a_process_that_has_gone_is_no_error(start, monkeypatch):

@@ -8,7 +8,6 @@ import torch
 
 from configs.schema import Model, Point
 from launch.trainer import deepspeed_adapter, loop
-from launch.trainer.deepspeed_adapter import CosineSchedule
 from launch.trainer.loop import PeakMemory, learning_rate
 from launch.trainer.runtime import eager_imports
 
@@ -38,17 +37,6 @@ def test_warm_up_is_linear_up_to_the_peak():
 def test_every_iteration_has_a_rate_between_the_bounds(warmup):
     point = Point(model=MODEL, iterations=3, lr_warmup_iterations=warmup)
     assert all(0 < learning_rate(point, i) <= point.lr for i in range(1, 6))
-
-
-def test_the_optimizer_has_the_rate_of_the_coming_update_and_goes_on_where_another_stopped():
-    point = Point(model=MODEL, iterations=10)
-    first, second = (SimpleNamespace(param_groups=[{"lr": 9.0}, {"lr": 9.0}]) for _ in range(2))
-    schedule = CosineSchedule(first, point)
-    assert schedule.get_last_lr() == [3e-4, 3e-4]
-    schedule.step()
-    assert schedule.get_last_lr() == [learning_rate(point, 2)] * 2 == [schedule.current] * 2
-    CosineSchedule(second, point).load_state_dict(schedule.state_dict())
-    assert second.param_groups == first.param_groups
 
 
 @pytest.mark.parametrize(

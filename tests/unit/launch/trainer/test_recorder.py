@@ -36,7 +36,6 @@ ITERATION = Iteration(
     learning_rate=2.9185850380609e-4,
     phases_ms={"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 150.0},
 )
-TWO = {"WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
 
 
 @pytest.fixture
@@ -79,12 +78,6 @@ def shape(line):
     return re.sub(r"\d+", "9", re.sub(r" +(?=\d)", " ", line))
 
 
-def test_padding_of_the_vocabulary_depends_on_the_tensor_parallel_degree(run, capfd):
-    point = POINT.model_copy(update={"tp": 2})
-    Recorder(replace(run, point=point), ranks_from_environment({})).sizes()
-    assert capfd.readouterr().out.endswith("with 175 dummy tokens (new size: 50432)\n")
-
-
 def test_operations_follow_from_the_real_number_of_parameters():
     model, _ = default_study().load_model("7B")
     plain = Point(model=model, activation_checkpointing=False)
@@ -107,20 +100,6 @@ def test_an_evaluation_is_told_in_megatrons_words(run, capfd):
     assert "lm loss value: nan | lm loss PPL: nan |" in unknown
     assert events[0]["perplexity"] == math.exp(2.0)
     assert (events[2]["loss"], events[2]["perplexity"]) == (None, None)
-
-
-def test_timers_and_checkpoints_are_told_in_megatrons_words(run, capfd):
-    path = Path("/r/checkpoints/iteration-000005")
-
-    def tell(recorder):
-        recorder.timer("interval-time", 9.649179458618164)
-        recorder.checkpoint(5, path)
-        recorder.start({})
-
-    record(run, tell)
-    timer, checkpoint = capfd.readouterr().out.splitlines()
-    assert re.findall(r"<TIMER:interval-time,([\d\.]+)>", timer) == ["9.649179458618164"]
-    assert checkpoint == f"  successfully saved checkpoint at iteration       5 to {path}"
 
 
 def test_an_iterations_loss_comes_back_exactly(run):
@@ -163,20 +142,6 @@ def test_a_classifier_counts_no_tokens_and_tells_its_accuracy(run, capfd):
     line, last = capfd.readouterr().out.splitlines()
     assert not re.search(r"tokens|seqlen|TFLOPs|loss scale", line)
     assert last.endswith("lm loss value: 5.000000E-01 | accuracy: 0.7500 |")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_writes_metrics_and_the_last_one_the_line(run, rank, capfd):
-    ranks = ranks_from_environment({**TWO, "RANK": str(rank)})
-    with Recorder(run, ranks) as recorder:
-        recorder.sizes()
-        recorder.iteration(ITERATION)
-        recorder.evaluation(2, 1.0)
-        recorder.event("end", {})
-    assert run.metrics_path.exists() == (rank == 0)
-    out = capfd.readouterr().out
-    assert ("consumed samples" in out, "validation loss" in out) == (rank == 1, rank == 1)
-    assert ("using world size" in out) == (rank == 0)
 
 
 def test_events_are_on_disk_at_once_and_nothing_is_overwritten(run):
