@@ -1,7 +1,6 @@
 """Work in backward: what comes between backward and ``step()`` ends in stock's bits or an error."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from unittest import mock
@@ -429,11 +428,11 @@ def use_again(_folder, **changes):
     same(ours, play(act, None))
 
 
-for name, options in AGAIN.items():
-    for accumulation, zero in ((1, {}), (2, RELEASED)):
-        changes = {**options, "accumulation": accumulation, "zero": {**ONE_LAYER_A_BUCKET, **zero}}
-        row = f"a layer used again {name}, accumulation {accumulation}"
-        ROWS.check(row, 1, 2, **changes)(use_again)
+for number, (name, options) in enumerate(AGAIN.items()):
+    accumulation, zero = ((1, {}), (2, RELEASED))[number % 2]
+    changes = {**options, "accumulation": accumulation, "zero": {**ONE_LAYER_A_BUCKET, **zero}}
+    row = f"a layer used again {name}, accumulation {accumulation}"
+    ROWS.check(row, 1, 2, **changes)(use_again)
 
 
 # State that was sent ahead.
@@ -448,38 +447,32 @@ def evaluate(engine):
     evaluate_between(engine, 0)
 
 
-@dataclasses.dataclass
-class Memory:
-    """The stand-in's: ``free`` bytes of the engine whose trial it is, and pieces refused."""
+@contextlib.contextmanager
+def short_of_memory(refuses):
+    """Refuse a piece now and then, or show no memory at some looks; yields the pieces refused."""
+    allocate, pieces, looks, refused = EmulatedDevice.empty_device, itertools.count(1), [], []
 
-    free: callable = None
-    refuses: bool = False
-    num_refused: int = 0
+    def empty_device(device, numel, dtype):
+        number = next(pieces)
+        if number > 200 and number % 23 == 0:
+            refused.append(number)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return allocate(device, numel, dtype)
 
-    @contextlib.contextmanager
-    def replaced(self, engines):
-        allocate, count = EmulatedDevice.empty_device, itertools.count(1)
+    def free_bytes(_device):
+        looks.append(1)
+        return -1 if len(looks) % 97 == 0 else 10**9
 
-        def empty_device(device, numel, dtype):
-            number = next(count)
-            if self.refuses and number > 200 and number % 23 == 0:
-                self.num_refused += 1
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return allocate(device, numel, dtype)
-
-        with contextlib.ExitStack() as stack:
-            patch = functools.partial(mock.patch.object, EmulatedDevice)
-            stack.enter_context(patch("empty_device", empty_device))
-            if self.free:
-                stack.enter_context(patch("free_bytes", lambda _: self.free(engines)))
-            yield
+    name, stand_in = ("empty_device", empty_device) if refuses else ("free_bytes", free_bytes)
+    with mock.patch.object(EmulatedDevice, name, stand_in):
+        yield refused
 
 
-def send_ahead(folder, block=AHEAD, between=None, steps=4, memory=None):
+def send_ahead(folder, block=AHEAD, between=None, steps=4):
     """Train on; how many tiles had their state ahead in each step, and while backward ended."""
     sent.clear()
     engines, used, waiting = [], [], []
-    with (memory or Memory()).replaced(engines), Trial(block) as trial:
+    with Trial(block) as trial:
         engine = started(trial, folder)
         engines.append(engine)
         first = list(sent)
@@ -527,21 +520,6 @@ def as_far_as_memory_goes(folder):
     assert set(send_ahead(folder / "none", {**AHEAD, "prefetch_memory_bytes": 1})[0]) == {0}
 
 
-@ROWS.check("state is sent ahead where little memory is free")
-def little_memory(folder):
-    """It covers what three tiles take, of 256 elements and 14 bytes an element."""
-
-    def free(engines):
-        taken = 0
-        for engine in engines:
-            tiles = inside(engine, "schedule").tiles
-            taken += 14 * sum(tiles[idx].numel for idx in update_of(engine).executor.away)
-        return 3 * 256 * 14 + 100 - taken
-
-    numbers, _, _ = send_ahead(folder, AUTO, memory=Memory(free))
-    assert all(0 < number < 16 for number in numbers)
-
-
 @ROWS.check("state sent ahead is dropped where it may be written", between=write_masters)
 @ROWS.check("state sent ahead is dropped where a forward comes first", between=evaluate)
 def dropped(folder, between):
@@ -554,12 +532,9 @@ def dropped(folder, between):
 @ROWS.check("memory that others need is given back", refuses=False, steps=8)
 def give_back(folder, refuses, steps):
     """And training goes on."""
-    looks = itertools.count(1)
-    memory = Memory(refuses=True)
-    if not refuses:  # at some looks there is none
-        memory = Memory(lambda _: -1 if next(looks) % 97 == 0 else 10**9)
-    used, _, _ = send_ahead(folder / "short", AUTO, steps=steps, memory=memory)
-    assert bool(memory.num_refused) is refuses
+    with short_of_memory(refuses) as refused:
+        used, _, _ = send_ahead(folder / "short", AUTO, steps=steps)
+    assert bool(refused) is refuses
     assert max(used) > 0
     assert min(used) < most_ahead(folder)
 
