@@ -236,18 +236,6 @@ def tied_over_groups(trial):
 # Pairs of engines.
 
 
-@ROWS.compare("one destroyed while the other's update is in flight", 1, 2)
-def destroyed_beside(trial):
-    first, second = trial.open(ONE_BATCH), trial.open(ONE_BATCH)
-    trial.micro_step(first)
-    trial.hold(second)
-    trial.micro_step(second)
-    trial.end(first)
-    trial.let_go(second)
-    trial.see("weights", gathered(second))
-    trial.micro_step(second)
-
-
 @ROWS.compare("destroyed in mid-update and mid-window, another made of the model", 1, 2)
 def made_again(trial):
     model = FourLayers()
@@ -281,29 +269,6 @@ def gathered_at_once(trial):
                     kept.lerp_(new, 0.25)
         with deepspeed.zero.GatheredParameters(mine):
             trial.see("target", mine)
-
-
-class Student(Net):
-    """Computes with a weight of another engine's model beside one of its own."""
-
-    def __init__(self, teacher):
-        super().__init__(num_layers=4)
-        self.own = torch.nn.Parameter(torch.eye(WIDTH))
-        deepspeed.zero.register_external_parameter(self, teacher.layers[0].weight)
-        self.borrowed = [teacher.layers[0].weight]  # in a list: no parameter of this module
-
-    def forward(self, x):
-        return super().forward(x) @ self.own + x @ self.borrowed[0].detach().t()
-
-
-@ROWS.compare("a student that borrows a weight of its teacher, in flight", 1, 2)
-def borrowed(trial):
-    model = FourLayers()
-    teacher = trial.open(ONE_BATCH, model)
-    student = trial.open(ONE_BATCH, Student(model))
-    for _ in range(3):
-        step_in_flight(trial, teacher)
-        step_in_flight(trial, student)
 
 
 @ROWS.compare("a loss through both")

@@ -1,6 +1,5 @@
 """Accumulation windows whose gradients stock drops, errors in them, and what disturbs a run."""
 
-import copy
 import functools
 import logging
 import os
@@ -22,11 +21,7 @@ ONE = net_case(accumulation=1)
 FP32_SUMS = net_case(accumulation=3, config={"data_types": {"grad_accum_dtype": "fp32"}})
 ALL = ()
 """A micro-batch that leaves out no layer."""
-EARLY_ALONE = [ALL, (2,), (2,)]
-LATE_ALONE = [(2,), (2,), ALL]
-MIDDLE_ALONE = [(2,), ALL, (2,)]
 NOT_LAST = [ALL, ALL, (2,)]
-USED, UNUSED = [ALL] * 3, [(2,)] * 3
 
 
 class Kept(logging.Handler):
@@ -63,15 +58,6 @@ def train_with_skips(trial, windows, case=THREE):
     skips = [skipped for window in windows for skipped in window]
     engine = trial.open(case.changed(skips=skips.__getitem__))
     trial.train(engine, steps=len(windows))
-
-
-for name, windows, case, ranks in (
-    ("in the first window, then used late", [NOT_LAST, LATE_ALONE, USED], THREE, (1,)),
-    ("twice, then unused", [USED, MIDDLE_ALONE, NOT_LAST, UNUSED, USED], THREE, (1, 2)),
-    ("gradients summed in fp32", [USED, NOT_LAST, EARLY_ALONE, USED], FP32_SUMS, (1,)),
-    ("never in a last micro-batch", [NOT_LAST, EARLY_ALONE, MIDDLE_ALONE], THREE, (1,)),
-):
-    ROWS.compare(f"a gradient dropped {name}", *ranks, windows=windows, case=case)(train_with_skips)
 
 
 # Stock steps with the gradients of the micro-batch before a bad last one, or with older ones.
@@ -238,9 +224,3 @@ def fork_a_child_that_ends_as_python_does(trial, _engine):
 def change_threads(trial, _engine):
     trial.see("threads", torch.get_num_threads())
     torch.set_num_threads(3 - torch.get_num_threads())
-
-
-@ROWS.compare("deepcopy of the module")
-@disturbed
-def copy_module(trial, engine):
-    trial.see("copy", [*copy.deepcopy(engine.module).parameters()])

@@ -185,11 +185,6 @@ def test_close_waits_for_work_that_is_nobodys_lane():
         assert torch.equal(copied.cpu(), torch.ones(64))
 
 
-def check(device):
-    dtypes = (torch.bfloat16, torch.bfloat16)
-    check_device_adam(device, HostAdam(TAIL.mode), TAIL, True, dtypes)
-
-
 def test_without_triton_the_device_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(
@@ -198,22 +193,10 @@ def test_without_triton_the_device_says_what_to_do(monkeypatch):
     with stand_in(triton=False):
         device = CudaDevice(TAIL.mode)
         with pytest.raises(KernelError, match=r'cannot step: .*triton.*; use policy "all-host"'):
-            check(device)
+            check_device_adam(
+                device, HostAdam(TAIL.mode), TAIL, True, (torch.bfloat16, torch.bfloat16)
+            )
         run_with(device, "all-host")
         with pytest.raises(ImportError):
             run_with(device)
-        device.close()
-
-
-@pytest.mark.parametrize("has_bits", [True, False])
-def test_a_device_with_other_bits_than_the_hosts_fails_its_check(has_bits):
-    with stand_in():
-        device = CudaDevice(TAIL.mode)
-        if has_bits:
-            check(device)
-        else:
-            adam = device.adam
-            device.adam = lambda tensors, scalars, tail: adam(tensors, scalars, 0)
-            with pytest.raises(KernelError, match="has not the bits"):
-                check(device)
         device.close()

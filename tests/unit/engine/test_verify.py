@@ -56,13 +56,6 @@ def test_one_wrong_number_at_either_end_is_found(work, name, numel, end):
         sample.compare(ADAM, 7)
 
 
-def test_state_that_was_not_updated_is_found(work):
-    sample = Sample(work)
-    update(work[:-1])
-    with pytest.raises(UpdateError, match=r"until this is understood, .* \"all-host\""):
-        sample.compare(ADAM, 1)
-
-
 def test_a_gradient_that_came_too_late_is_found(work):
     late = work[-1].tensors.grad
     arrived = late.clone()
@@ -70,7 +63,8 @@ def test_a_gradient_that_came_too_late_is_found(work):
     sample = Sample(work)
     update(work)
     late.copy_(arrived)
-    with pytest.raises(UpdateError, match=f"{work[-1].name}, went wrong: master"):
+    words = rf"{work[-1].name}, went wrong: master.* until this is understood, .* \"all-host\""
+    with pytest.raises(UpdateError, match=words):
         sample.compare(ADAM, 1)
 
 

@@ -6,9 +6,8 @@ import pytest
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.core import policies as split
-from deep_optimizer_states.core.plan import Action, Kind
 from deep_optimizer_states.core.policies import RunTimeSplit
-from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
+from deep_optimizer_states.core.schedule import AllAtOnce
 from deep_optimizer_states.predict import update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
@@ -41,15 +40,6 @@ def test_it_runs_the_plan_that_the_executor_runs(policy):
     assert str(simulate_update(of(policy=policy), MACHINE).plan) == expected
 
 
-def test_the_device_is_given_a_few_tiles_ahead_and_the_cpu_begins_at_once():
-    run = simulate_update(of(subgroup_numels=EVEN * 10, policy="stride"), MACHINE)
-    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
-    prefetched = [action.tile for action in run.plan.actions if action.kind is Kind.PREFETCH]
-    first = run.plan.actions.index(Action(run.plan.host_tiles[0], Kind.HOST_STEP))
-    issued = {action.tile for action in run.plan.actions[:first]}
-    assert issued == set(prefetched[:NUM_AHEAD])
-
-
 def test_lanes_alone_take_what_their_rates_say():
     """The closed form: the CPU's steps and the last weights, and a pipeline of three slots."""
     rank, numel = rank_of(of(), ROOMY), sum(EVEN)
@@ -65,6 +55,13 @@ def test_lanes_alone_take_what_their_rates_say():
     assert stock.seconds == pytest.approx(numel * each_s)
     names = [run.binding for run in (host, device, stock)]
     assert names == ["host Adam", "link to and from the GPU", "host Adam"]
+
+
+def test_a_host_without_bandwidth_for_all_slows_every_lane():
+    busy = with_rates(host_stream_bytes_per_s=((24, 120e9), (96, 480e9)))
+    roomy, slow = (simulate_update(of(stride=4, policy="stride"), m) for m in (ROOMY, busy))
+    assert slow.seconds > 1.02 * roomy.seconds
+    assert slow.binding == "host memory"
 
 
 def split_seconds(monkeypatch, host_rate):
@@ -120,19 +117,6 @@ def test_no_slot_is_prefetched_into_before_its_flush():
     prefetched = sorted((job for job in run.jobs if job.lane == "H2D"), key=lambda j: j.begin_s)
     for done, later in zip(flushed, prefetched[3:], strict=False):
         assert later.begin_s >= done.end_s
-
-
-def test_the_paper_s_engine_waits_as_its_fork_does():
-    # Two subgroups, the second on the GPU: while the host steps the first, the second is
-    # prefetched; then its gradient is copied and it is stepped, and nobody waits for more.
-    workload = of("paper", subgroup_numels=(TILE, TILE))
-    run, rank = simulate_update(workload, MACHINE), rank_of(workload, MACHINE)
-    alone = TILE / rank.host_parameters_per_s
-    prefetch = 12 * TILE / rank.links["h2d"]
-    gradient = 4 * TILE / rank.links["h2d"]
-    step = TILE / rank.device_parameters_per_s
-    assert run.seconds == pytest.approx(max(alone, prefetch) + gradient + step, rel=1e-6)
-    assert run.plan.device_tiles == (1,)
 
 
 def test_weights_that_go_home_are_there_before_the_state_is():
