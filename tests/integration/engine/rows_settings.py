@@ -51,11 +51,6 @@ def change_all(engine, step):
         group.update({name: make(step, number) for name, make in CHANGES.items()})
 
 
-@ROWS.compare("every hyperparameter, group by group, before each step", 1, 2)
-def change_before_steps(trial):
-    trial.train(trial.open(GROUPS), steps=5, before=change_all)
-
-
 @ROWS.compare("every hyperparameter while the update is in flight")
 def change_in_flight(trial):
     engine = trial.open(GROUPS)
@@ -82,30 +77,33 @@ EXTREMES = (
 """Changes that add up: zeros, numbers at the edge of fp32, other signs and other types."""
 
 
-@ROWS.compare("extreme hyperparameters, one after the other", 1, 2)
-def train_extremely(trial):
-    def change(engine, step):
-        if step:
-            engine.optimizer.param_groups[0].update(EXTREMES[step - 1])
-
-    trial.train(trial.open(ONE_BATCH), steps=len(EXTREMES) + 1, before=change)
+def change_to_extremes(engine, step):
+    if step:
+        engine.optimizer.param_groups[0].update(EXTREMES[step - 1])
 
 
-@ROWS.compare("a count of steps that jumps")
-def jumping_steps(trial):
-    def jump(engine, micro_step):
-        for state in engine.optimizer.state.values():
-            state["step"] = (0, 0, 10**6, 3, 2**31, 5)[micro_step] or state["step"]
-
-    trial.train(trial.open(ONE_BATCH), steps=6, before=jump)
+def jump(engine, micro_step):
+    for state in engine.optimizer.state.values():
+        state["step"] = (0, 0, 10**6, 3, 2**31, 5)[micro_step] or state["step"]
 
 
-@ROWS.compare("clipping changed between steps", 1, 2)
-def clipping_changes(trial):
-    def clip(engine, micro_step):
-        engine.optimizer.clip_grad = (0.0, 1e-3, 1.0, 1e9)[micro_step % 4]
+def clip(engine, micro_step):
+    engine.optimizer.clip_grad = (0.0, 1e-3, 1.0, 1e9)[micro_step % 4]
 
-    trial.train(trial.open(ONE_BATCH), steps=6, before=clip)
+
+def train_plainly(trial, case):
+    trial.train(trial.open(case), case.steps)
+
+
+for name, case in {
+    "every hyperparameter, group by group, before each step": GROUPS.changed(before=change_all),
+    "extreme hyperparameters, one after the other": ONE_BATCH.changed(
+        before=change_to_extremes, steps=len(EXTREMES) + 1
+    ),
+    "a count of steps that jumps": ONE_BATCH.changed(before=jump, steps=6),
+    "clipping changed between steps": ONE_BATCH.changed(before=clip, steps=6),
+}.items():
+    ROWS.compare(name, 1, 2, case=case)(train_plainly)
 
 
 # Schedulers, and gradients that are no numbers.
@@ -230,10 +228,6 @@ class MixedNet(torch.nn.Module):
 
     def forward(self, x):
         return self.net(x) + self.shift.to(x.dtype)
-
-
-def train_plainly(trial, case):
-    trial.train(trial.open(case))
 
 
 def halve_local_state(engine, micro_step):

@@ -132,27 +132,18 @@ def record_current(self):
 
 BROKEN = {
     # Of the state flush, after which nobody looks at the memory.
-    "uses of a flush": (cuda._StreamLane, "submit", submit_without_uses),
-    "record_stream": (DeviceTensor, "record_stream", lambda self, stream: None),
-    "where a lane records": (cuda._StreamLane, "record", record_current),
-    "the caller's event": (CudaDevice, "record_caller", lambda self: self.weights.record()),
+    (cuda._StreamLane, "submit", submit_without_uses): ("all-host, tiles", "d2h", AHEAD),
+    (DeviceTensor, "record_stream", lambda self, stream: None): ("stride 1", "grads", {}),
+    (cuda._StreamLane, "record", record_current): ("stride 1", "d2h", {}),
+    (CudaDevice, "record_caller", lambda self: self.weights.record()): ("stride 1", "caller", {}),
 }
 
 
-@pytest.mark.parametrize(
-    ("rule", "name", "stream", "options"),
-    [
-        ("uses of a flush", "all-host, tiles", "d2h", AHEAD),
-        ("record_stream", "stride 1", "grads", {}),
-        ("where a lane records", "stride 1", "d2h", {}),
-        ("the caller's event", "stride 1", "caller", {}),
-    ],
-)
-def test_memory_in_use_and_places_of_events_are_kept(
-    expected, monkeypatch, rule, name, stream, options
-):
+@pytest.mark.parametrize(("wrong", "where"), BROKEN.items(), ids=lambda given: given[1])
+def test_memory_in_use_and_places_of_events_are_kept(expected, monkeypatch, wrong, where):
     """Negative controls: memory is reused too early, or an event orders nothing."""
-    monkeypatch.setattr(*BROKEN[rule])
+    name, stream, options = where
+    monkeypatch.setattr(*wrong)
     assert is_wrong(expected, SCHEDULES[name], stream, **options)
 
 
