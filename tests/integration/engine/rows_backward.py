@@ -120,12 +120,6 @@ def set_rates(engine, value):
         group["lr"] = value
 
 
-def another_rate(trial, engine):
-    one_window(trial, engine)
-    set_rates(engine, 0.5)
-    engine.step()
-
-
 def rate_in_place(trial, engine):
     rate = torch.tensor(0.01)
     set_rates(engine, rate)
@@ -138,13 +132,6 @@ def clipping_at_last(trial, engine):
     one_window(trial, engine)
     engine.optimizer.clip_grad = 1e-3
     engine.step()
-
-
-def two_backwards(trial, engine):
-    begin(trial, engine)
-    loss = trial.loss(engine)
-    engine.backward(loss, retain_graph=True)
-    engine.backward(loss)
 
 
 def gradient_again(trial, engine):
@@ -193,10 +180,8 @@ def interrupted(trial, engine):
 GATHERED = "weights were gathered that backward has updated"
 MISHAPS = {
     overflow: "a gradient is not finite",
-    another_rate: "lr changed from 0.01 to 0.5",
     rate_in_place: "lr changed from 0.009",
     clipping_at_last: "gradients are to be multiplied by 0.0003",
-    two_backwards: GATHERED,
     another_forward: GATHERED,
     hidden_use: GATHERED,
     gradient_again: "a gradient came after backward had updated its parameter",
@@ -407,8 +392,8 @@ AGAIN = {
     "in three segments": {"make": functools.partial(shared, segments=THRICE)},
     "in a segment, and before it": {"make": functools.partial(Partly, (1,), segments=TWICE)},
     "in a segment, and after it": {"make": functools.partial(Partly, (3, 4), segments=TWICE)},
-    "from a window on": {"make": shared, "before": share_midway},
     "of a leaf module": {"make": of_a_leaf},
+    "from a window on": {"make": shared, "before": share_midway},
 }
 """Ways to use a layer again; stock goes by the last gradient in the first micro-batch of a window,
 and by their sum in others."""

@@ -247,10 +247,6 @@ def lock_pages(_folder):
                 assert locked.call_count == 0
 
 
-@ROWS.check("weights stay in stock's memory, all-host", policy="all-host")
-@ROWS.check("weights stay in stock's memory, stride 2", policy="stride 2")
-@ROWS.check("weights stay in stock's memory, ratio 0.5", policy="ratio 0.5")
-@ROWS.check("weights stay in stock's memory, dynamic", policy="dynamic")
 def weights_at_home(_folder, policy):
     """The update writes them there with ``offload_param``, and sends them nowhere."""
     with Trial(POLICIES[policy]) as trial:
@@ -267,6 +263,10 @@ def weights_at_home(_folder, policy):
         plan = str(inside(engine, "update").executor.last_plan)
         for absent in ("WTS", "H2D", "D2H") if policy == "all-host" else ("WTS",):
             assert absent not in plan
+
+
+for policy in ("all-host", "stride 2", "ratio 0.5", "dynamic"):
+    ROWS.check(f"weights stay in stock's memory, {policy}", policy=policy)(weights_at_home)
 
 
 # State as others read it.
