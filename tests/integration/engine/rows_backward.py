@@ -456,15 +456,12 @@ def short_of_memory(refuses):
 def send_ahead(folder, block=AHEAD, between=None, steps=4):
     """Train on; how many tiles had their state ahead in each step, and while backward ended."""
     sent.clear()
-    engines, used, waiting = [], [], []
+    used, waiting = [], []
     with Trial(block) as trial:
         engine = started(trial, folder)
-        engines.append(engine)
         first = list(sent)
 
         def watch(engine):
-            if engine is not engines[0]:
-                return
             used.append(num_ahead(engine))  # of the step before
             waiting.append(len(update_of(engine).executor.ahead))
             if between:
