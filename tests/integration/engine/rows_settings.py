@@ -262,7 +262,7 @@ def step_at_the_end_of_windows(trial, by_hand):
         trial.step(engine)
 
 
-def read_gradients(trial, case):
+def read_gradients(trial, case, poisoned=None):
     """Before and after steps; of parameters that took no part in the window too."""
     engine = trial.open(case)
 
@@ -271,6 +271,7 @@ def read_gradients(trial, case):
 
     for micro_step in range(10):
         engine.module.skipped = (2,) if micro_step // 2 in (2, 3) else ()
+        engine.module.poison = math.inf if micro_step == poisoned else None
         trial.backward(engine)
         if micro_step % 2:
             read()
@@ -280,6 +281,12 @@ def read_gradients(trial, case):
 
 
 ROWS.compare("safe_get_full_grad", 1, 2, case=net_case(zero={}))(read_gradients)
+ROWS.compare(
+    "safe_get_full_grad, a step skipped",
+    *(1, 2),
+    case=net_case(zero={}, dtype=torch.float16, config=FP16),
+    poisoned=3,
+)(read_gradients)
 
 
 @ROWS.compare("torch's other defaults", 1, 2)
