@@ -23,6 +23,7 @@ import weakref
 import pytest
 import torch
 from cuda_runtime import CudaRuntime
+from late import late
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -228,11 +229,15 @@ def _send(runtime, real_to):
 
 
 @contextlib.contextmanager
-def stand_in(seed=0, jitter_s=0.0, triton=True, world=None):
-    """Put a runtime under ``torch.cuda``, with or without a device kernel; yields it."""
-    runtime = CudaRuntime(seed, jitter_s, world)
+def stand_in(*names, triton=True):
+    """Put a runtime under ``torch.cuda``, with or without a device kernel; yields it.
+
+    Streams, lanes and the thread of updates have no threads, and those that are named are late, as
+    in ``late``; more streams may be added to ``world.late``.
+    """
     cuda._cudart.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
+    with late(*names) as world, pytest.MonkeyPatch.context() as patch:
+        runtime = CudaRuntime(world)
         for name in _REPLACED:
             patch.setattr(torch.cuda, name, getattr(runtime, name))
         for name in ("empty", "zeros", "ones", "full"):
@@ -242,8 +247,6 @@ def stand_in(seed=0, jitter_s=0.0, triton=True, world=None):
         if triton:
             adam = property(lambda self: QueuedAdam(runtime, self._tail_mode))
             patch.setattr(cuda.CudaDevice, "_adam", adam)
-        try:
-            yield runtime
-        finally:
-            runtime.end()
+        yield runtime
+        runtime.has_ended = True
     cuda._cudart.cache_clear()

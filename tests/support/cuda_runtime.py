@@ -2,10 +2,10 @@
 
 What of CUDA it repeats (see ``cuda_memory`` for device tensors):
 
-- A stream is a queue, worked off in order on a thread of its own, late and after random delays; the
-  default stream as well (or all of them on the host's thread, see ``late``). Streams are ordered by
-  events alone: torch's side streams do not wait for the default stream. Every thread has its
-  current device, and a current stream for each device.
+- A stream is a queue that is worked off in order, on the host's thread: at once, or as late as the
+  waits allow where it is named late (see ``late``). Streams are ordered by events alone: torch's
+  side streams do not wait for the default stream. Every thread has its current device, and a
+  current stream for each device.
 - An event is reached when its stream gets to where it was last recorded; a wait means the recording
   at the time of the call; one that was never recorded counts as reached. Times are fp32 ms.
 - Page-locked memory is kept in a book: a page cannot be locked twice. A refused call leaves its
@@ -23,8 +23,6 @@ import contextlib
 import ctypes
 import enum
 import mmap
-import queue
-import random
 import threading
 import time
 from types import SimpleNamespace
@@ -32,58 +30,49 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-_LOOK_S = 0.01
-"""How often whoever waits looks whether the device broke or the stand-in ended."""
-
 
 class Point:
     """A place in a stream's queue."""
 
-    def __init__(self):
-        self.passed = threading.Event()
-        self.time_s = None
-
-    @property
-    def has_passed(self):
-        return self.passed.is_set()
+    has_passed, time_s = False, None
 
     def arrive(self, time_s):
-        self.time_s = time_s
-        self.passed.set()
+        self.has_passed, self.time_s = True, time_s
 
 
 class Stream:
-    """One queue of a device; ``jitter_s`` is the longest delay before each piece of its work."""
+    """One queue of a device, worked off when a ``late.World`` lets it."""
 
-    def __init__(self, runtime, device, number):
-        self.device, self.jitter_s = device, runtime.jitter_s
-        self._runtime = runtime
-        self._random = random.Random(f"{runtime.seed}/{number}")
-        self._queue = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name=f"cuda/{number}", daemon=True)
-        self.thread.start()
+    name = ""
 
-    def _run(self):
-        while (work := self._queue.get()) is not None:
-            if self.jitter_s:
-                time.sleep(self._random.uniform(0, self.jitter_s))
-            self._do(work)
+    def __init__(self, runtime, device):
+        self.device, self._runtime = device, runtime
+        self._items = collections.deque()
+        runtime.world.add(self)
 
-    def _do(self, work):
+    def put(self, work):
+        """Queue work that waits for nothing but what is queued before it."""
+        self._queue_up(None, work)
+
+    def wait_for(self, point):
+        """Queue a wait."""
+        self._queue_up(point, lambda: None)
+
+    def _queue_up(self, after, work):
+        self._items.append((after, work))
+        self._runtime.world.hasten()
+
+    def can_go(self):
+        return bool(self._items) and (self._items[0][0] is None or self._items[0][0].has_passed)
+
+    def go(self):
+        _, work = self._items.popleft()
         if self._runtime.failure is not None:
             return
         try:
             work()
         except Exception as error:  # noqa: BLE001 - every later call raises it
             self._runtime.failure = error
-
-    def put(self, work):
-        """Queue work that waits for nothing but what is queued before it; None ends the thread."""
-        self._queue.put(work)
-
-    def wait_for(self, point):
-        """Queue a wait."""
-        self.put(lambda: self._runtime.block_stream(point))
 
     def mark(self):
         """A point after all that is queued."""
@@ -94,56 +83,9 @@ class Stream:
     def wait_event(self, event):
         event.wait(self)
 
-    def wait_stream(self, stream):
-        self.wait_event(stream.record_event())
-
-    def record_event(self, event=None):
-        event = self._runtime.Event() if event is None else event
-        event.record(self)
-        return event
-
-    def query(self):
-        self._runtime.raise_failure()
-        return self._queue.empty()
-
     def synchronize(self):
         self._runtime.raise_failure()
         self._runtime.block_host(self.mark())
-
-
-class LateStream(Stream):
-    """The same on the host's thread, when a ``late.World`` lets it."""
-
-    name = ""
-
-    def __init__(self, runtime, device, number):
-        super().__init__(runtime, device, number)
-        self._items = collections.deque()
-        runtime.world.add(self)
-
-    def _run(self):
-        return
-
-    def put(self, work):
-        self._queue_up(None, work)
-
-    def wait_for(self, point):
-        self._queue_up(point, lambda: None)
-
-    def _queue_up(self, after, work):
-        if work is not None and not self._runtime.has_ended:
-            self._items.append((after, work))
-            self._runtime.world.hasten()
-
-    def can_go(self):
-        return bool(self._items) and (self._items[0][0] is None or self._items[0][0].has_passed)
-
-    def go(self):
-        self._do(self._items.popleft()[1])
-
-    def query(self):
-        self._runtime.raise_failure()
-        return not self._items
 
 
 class Event:
@@ -166,7 +108,7 @@ class Event:
 
     def query(self):
         self._runtime.raise_failure()
-        return self._point is None or self._point.passed.is_set()
+        return self._point is None or self._point.has_passed
 
     def synchronize(self):
         self._runtime.raise_failure()
@@ -226,7 +168,7 @@ class PageLocks:
         if self._runtime.failure is not None:
             return self._refuse(Status.ILLEGAL_ADDRESS)  # but pages of a dead process are unlocked
         for first, last, copied in self._flying:
-            if first < end and ptr < last and not copied.passed.is_set():
+            if first < end and ptr < last and not copied.has_passed:
                 self.faults.append(f"unlocked while a copy was in flight: {ptr:#x}")
                 self._runtime.block_host(copied)
         return Status.SUCCESS
@@ -238,7 +180,7 @@ class PageLocks:
 
     def fly(self, tensor, copied):
         """A copy of page-locked memory is in flight until ``copied``."""
-        self._flying = [entry for entry in self._flying if not entry[2].passed.is_set()]
+        self._flying = [entry for entry in self._flying if not entry[2].has_passed]
         self._flying.append((*_span(tensor), copied))
 
     def _refuse(self, status):
@@ -263,11 +205,11 @@ def _is_mapped(first, last):
 class CudaRuntime:
     """What lies under ``torch.cuda``; methods have the names and parameters they have there.
 
-    Delays are drawn by ``seed``; a ``late.World`` works the streams off without threads.
+    A ``late.World`` works the streams off.
     """
 
-    def __init__(self, seed=0, jitter_s=0.0, world=None):
-        self.seed, self.jitter_s, self.world = seed, jitter_s, world
+    def __init__(self, world):
+        self.world = world
         self.here = threading.local()
         self.failure, self.has_ended, self.age_s = None, False, 0.0
         self.streams = []
@@ -278,8 +220,7 @@ class CudaRuntime:
 
     def Stream(self, device=None, priority=0):
         device = torch.device("cuda", self._index(device))
-        make = Stream if self.world is None else LateStream
-        self.streams.append(make(self, device, len(self.streams)))
+        self.streams.append(Stream(self, device))
         return self.streams[-1]
 
     def Event(self, enable_timing=False, blocking=False, interprocess=False, external=False):
@@ -355,25 +296,9 @@ class CudaRuntime:
             raise torch.AcceleratorError(f"CUDA error: {self.failure}") from self.failure
 
     def block_host(self, point):
-        if self.world is not None:
-            assert self.world.until(lambda: point.has_passed), "the host waits for ever"
-        while not point.passed.wait(_LOOK_S):
-            self.raise_failure()
-            assert not self.has_ended, "waits for a stand-in that has ended"
+        has_passed = self.world.until(lambda: point.has_passed)
         self.raise_failure()
-
-    def block_stream(self, point):
-        while not point.passed.wait(_LOOK_S):
-            if self.failure is not None or self.has_ended:
-                return
-
-    def end(self):
-        """Let go of every thread; what is queued by now is done, as far as it can be."""
-        for stream in self.streams:
-            stream.put(None)
-        self.has_ended = True
-        for stream in self.streams:
-            stream.thread.join(10)
+        assert has_passed, "the host waits for ever"
 
     def _selected(self):
         return self.here.__dict__.setdefault("selected", {})

@@ -103,27 +103,11 @@ def zero_3(**more):
     }
 
 
-def without_param_offload(config):
-    """Change a preset as a user does whose weights fit on the GPU."""
-    zero = dict(config["zero_optimization"])
-    del zero["offload_param"]
-    return {**config, "zero_optimization": zero}
-
-
-def with_optimizer_offload(config):
-    """Change a preset as a user does whose optimizer state does not fit on the GPU."""
-    zero = {**config["zero_optimization"], "offload_optimizer": CPU}
-    return {**config, "zero_optimization": zero}
-
-
-def with_optimizer_of(config, other):
-    """A config with another one's block for the optimizer."""
-    return {**config, "optimizer": other["optimizer"]}
-
-
-def with_deepspeeds_adam(config):
-    """Let Accelerate turn torch's AdamW into DeepSpeed's, as it does where nothing is said."""
-    return {key: value for key, value in config.items() if key != "zero_force_ds_cpu_optimizer"}
+def changed(config, without=(), **zero):
+    """Change a preset as a user does: keys left out, others in its ``zero_optimization``."""
+    zero = {**config["zero_optimization"], **zero}
+    found = {**config, "zero_optimization": {k: v for k, v in zero.items() if k not in without}}
+    return {key: value for key, value in found.items() if key not in without}
 
 
 LLAMA_FACTORY = {**AUTO_BATCHES, "zero_allow_untested_optimizer": True, **AUTO_TYPES}
@@ -207,7 +191,7 @@ PRESETS = {
         LLAMA_FACTORY_3,
     ),
     "LLaMA-Factory z3 offload, parameters on the GPU": Preset(
-        "the same without offload_param", without_param_offload(LLAMA_FACTORY_3)
+        "the same without offload_param", changed(LLAMA_FACTORY_3, without=("offload_param",))
     ),
     "LLaMA-Factory z2 offload": Preset(
         "LLaMA-Factory, examples/deepspeed/ds_z2_offload_config.json, 2025-10-02",
@@ -224,7 +208,7 @@ PRESETS = {
     ),
     "axolotl zero3_bf16_cpuoffload_all, DeepSpeed's Adam": Preset(
         "the same without zero_force_ds_cpu_optimizer",
-        with_deepspeeds_adam(AXOLOTL_3),
+        changed(AXOLOTL_3, without=("zero_force_ds_cpu_optimizer",)),
         door="accelerate",
     ),
     "axolotl zero2": Preset(
@@ -277,7 +261,9 @@ PRESETS = {
         fp16=True,
     ),
     "Accelerate stage2 offload, DeepSpeed's Adam": Preset(
-        "the same without torch_adam", with_optimizer_of(ACCELERATE_2, ACCELERATE), fp16=True
+        "the same without torch_adam",
+        {**ACCELERATE_2, "optimizer": ACCELERATE["optimizer"]},
+        fp16=True,
     ),
     "TRL zero3": Preset(
         "TRL, trl/accelerate_configs/zero3.yaml, 2026-07-24, as a DeepSpeed config",
@@ -286,7 +272,9 @@ PRESETS = {
         door="accelerate",
     ),
     "TRL zero3, optimizer on the CPU": Preset(
-        "the same with the optimizer offloaded", with_optimizer_offload(ANSWERS), door="accelerate"
+        "the same with the optimizer offloaded",
+        changed(ANSWERS, offload_optimizer=CPU),
+        door="accelerate",
     ),
     "Lightning deepspeed_stage_3_offload": Preset(
         "Lightning 2.6.6, arguments of DeepSpeedStrategy behind this name",

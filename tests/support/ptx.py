@@ -1,7 +1,8 @@
 """Run compiled PTX on the CPU: for straight-line kernels, all threads of the grid in lockstep.
 
 What the kernels under test do not use is refused with the line that uses it: branches, unknown
-opcodes and modifiers, registers without a value, special registers besides the two below.
+opcodes and modifiers, registers without a value, special registers besides the two below. That
+threads of a block wait for one another where they must is left to Triton.
 
 Numbers are those of IEEE 754 in hardware: numpy's fp32 product, quotient and square root are
 rounded once, to nearest even, and keep subnormal numbers. Only fused multiply-adds are put
@@ -134,80 +135,34 @@ OPERATIONS = {
 """By opcode with all modifiers. What is missing is refused, ``.ftz`` and ``.approx`` too."""
 
 
-# Memory that a kernel may touch, and nothing besides.
-
-_GRAIN = 2
-"""Bytes of the smallest access."""
-
-
-class MemoryFault(Exception):
-    """An access that a GPU would refuse, or whose outcome it would leave to chance."""
-
-
-class Access(NamedTuple):
-    """What threads do at once."""
-
-    addresses: Array  # one a thread, in bytes
-    size: int  # bytes a thread
-    threads: Array  # their numbers in the grid
-    block_size: int
-    barriers: int  # that the blocks passed before
+class PtxError(Exception):
+    """PTX that this module does not run, or an access that a GPU would refuse."""
 
 
 class Region:
-    """An array of uint8 behind an address, and who touched it since the kernel started.
-
-    Threads run in lockstep here and not on a GPU. So accesses whose order nothing fixes are faults:
-    by threads of two blocks, or of one block without a barrier between, one of the two a store. Of
-    several threads that read an element after a store, only the last is remembered.
-    """
+    """An array of uint8 behind an address: memory that a kernel may touch."""
 
     def __init__(self, base: int, data: Array) -> None:
         self._base, self._data = base, data
-        grains = -(-data.size // _GRAIN)
-        self._thread = np.full(grains, -1)
-        self._barriers = np.zeros(grains, dtype=np.int64)
-        self._is_stored = np.zeros(grains, dtype=bool)
 
-    def holds(self, access: Access) -> bool:
-        """Return whether every byte is one of this array."""
-        first = self._offsets(access)
-        return bool(((first >= 0) & (first + access.size <= self._data.size)).all())
+    def holds(self, addresses: Array, size: int) -> bool:
+        """Return whether all bytes are of this array; ``size`` is that of each thread's access."""
+        first = addresses - self._base
+        return bool(((first >= 0) & (first + size <= self._data.size)).all())
 
-    def load(self, access: Access) -> Array:
+    def load(self, addresses: Array, size: int) -> Array:
         """Return bytes, shape (threads, size)."""
-        self._note(access, is_store=False)
-        return self._data[self._offsets(access)[:, None] + np.arange(access.size)]
+        return self._data[self._at(addresses, size)]
 
-    def store(self, access: Access, values: Array) -> None:
+    def store(self, addresses: Array, values: Array) -> None:
         """Write ``values``, shape (threads, size)."""
-        self._note(access, is_store=True)
-        self._data[self._offsets(access)[:, None] + np.arange(access.size)] = values
+        at = self._at(addresses, values.shape[1])
+        if len(np.unique(at)) < at.size:
+            raise PtxError("threads race for an address")
+        self._data[at] = values
 
-    def _offsets(self, access: Access) -> Array:
-        return access.addresses.astype(np.int64) - self._base
-
-    def _note(self, access: Access, is_store: bool) -> None:
-        at = self._offsets(access)[:, None] // _GRAIN + np.arange(access.size // _GRAIN)
-        thread, before = access.threads[:, None], self._thread[at]
-        same_block = before // access.block_size == thread // access.block_size
-        is_ordered = same_block & (self._barriers[at] < access.barriers)
-        is_stored = self._is_stored[at]
-        race = (before >= 0) & (before != thread) & ~is_ordered & (is_stored | is_store)
-        if race.any() or (is_store and len(np.unique(at)) < at.size):
-            raise MemoryFault("threads race for an address")
-        self._is_stored[at] = is_store | (is_stored & (self._barriers[at] == access.barriers))
-        self._thread[at], self._barriers[at] = thread, access.barriers
-
-
-def find_region(regions: list[Region], access: Access) -> Region:
-    """Return the array that the access is in; addresses are multiples of the size."""
-    if (access.addresses % access.size != 0).any():
-        raise MemoryFault(f"misaligned access of {access.size} bytes")
-    for region in regions:
-        if region.holds(access):
-            return region
-    raise MemoryFault("access outside of every array")
+    def _at(self, addresses: Array, size: int) -> Array:
+        return (addresses - self._base)[:, None] + np.arange(size)
 
 
 # Programs.
@@ -219,10 +174,6 @@ _MOVE = re.compile(r"mov\.[bu](16|32|64)")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*);")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+")
 _IGNORED = re.compile(r"(\.loc|\.reg)\s.*|\$?\w+:")
-
-
-class PtxError(Exception):
-    """PTX that this module does not run; names line and cause."""
 
 
 class Instruction(NamedTuple):
@@ -266,7 +217,7 @@ class Program:
             try:
                 with np.errstate(all="ignore"):
                     launch.execute(instruction)
-            except (PtxError, MemoryFault) as error:
+            except PtxError as error:
                 raise PtxError(f"{instruction.line}: {error}") from error
 
 
@@ -297,7 +248,6 @@ class _Launch:
         self._block = self._threads // program.block_size
         self._shared_bytes = shared_bytes
         self._shared = Region(0, np.zeros(grid * shared_bytes, dtype=np.uint8))
-        self._barriers = 0
         self._registers: dict[str, Array] = {}
         self._parameters = {
             # A conversion that wraps: signed numbers are declared as unsigned.
@@ -316,9 +266,7 @@ class _Launch:
             move(space, kind.replace("b", "u") + bits, int(count or 1), operands, active)
         elif _MOVE.fullmatch(opcode):
             self._move(int(opcode[-2:]), operands, active)
-        elif opcode == "bar.sync" and operands == ("0",) and active.all():
-            self._barriers += 1
-        elif opcode != "ret" or not active.all():
+        elif (opcode, *operands) not in (("ret",), ("bar.sync", "0")) or not active.all():
             raise PtxError("unknown instruction")
 
     def _active(self, instruction: Instruction) -> Array:
@@ -365,8 +313,8 @@ class _Launch:
         if space == "param":
             data[:] = self._parameters[operands[1].strip("[]")]
         elif active.any():
-            region, access = self._locate(space, size, operands[1], active)
-            data[active] = region.load(access)
+            region, addresses = self._locate(space, size, operands[1], active)
+            data[active] = region.load(addresses, size)
         for name, piece in zip(_names(operands[0]), data.view(TYPES[kind]).T, strict=True):
             width = self._width(name)
             self._write(
@@ -378,10 +326,10 @@ class _Launch:
     ) -> None:
         size = count * _bits(kind) // 8
         if active.any():
-            region, access = self._locate(space, size, operands[0], active)
-            region.store(access, self._joined(operands[1], size * 8)[active])
+            region, addresses = self._locate(space, size, operands[0], active)
+            region.store(addresses, self._joined(operands[1], size * 8)[active])
 
-    def _locate(self, space: str, size: int, operand: str, active: Array) -> tuple[Region, Access]:
+    def _locate(self, space: str, size: int, operand: str, active: Array) -> tuple[Region, Array]:
         base, _, plus = operand.strip("[] ").partition("+")
         addresses = self._value(base.strip(), 64 if space == "global" else 32).astype(np.int64)
         addresses = addresses[active] + int(plus or 0)
@@ -391,9 +339,12 @@ class _Launch:
                 raise PtxError("outside of shared memory")
             addresses += self._block[active] * self._shared_bytes
             regions = [self._shared]
-        block_size, threads = self._program.block_size, self._threads[active]
-        access = Access(addresses, size, threads, block_size, self._barriers)
-        return find_region(regions, access), access
+        if (addresses % size != 0).any():
+            raise PtxError(f"misaligned access of {size} bytes")
+        for region in regions:
+            if region.holds(addresses, size):
+                return region, addresses
+        raise PtxError("access outside of every array")
 
     def _value(self, operand: str, bits: int) -> Array:
         special = {"%tid.x": self._threads % self._program.block_size, "%ctaid.x": self._block}

@@ -1,7 +1,6 @@
 """Work in backward: what comes between backward and ``step()`` ends in stock's bits or an error."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from unittest import mock
@@ -121,12 +120,6 @@ def set_rates(engine, value):
         group["lr"] = value
 
 
-def another_rate(trial, engine):
-    one_window(trial, engine)
-    set_rates(engine, 0.5)
-    engine.step()
-
-
 def rate_in_place(trial, engine):
     rate = torch.tensor(0.01)
     set_rates(engine, rate)
@@ -139,13 +132,6 @@ def clipping_at_last(trial, engine):
     one_window(trial, engine)
     engine.optimizer.clip_grad = 1e-3
     engine.step()
-
-
-def two_backwards(trial, engine):
-    begin(trial, engine)
-    loss = trial.loss(engine)
-    engine.backward(loss, retain_graph=True)
-    engine.backward(loss)
 
 
 def gradient_again(trial, engine):
@@ -194,10 +180,8 @@ def interrupted(trial, engine):
 GATHERED = "weights were gathered that backward has updated"
 MISHAPS = {
     overflow: "a gradient is not finite",
-    another_rate: "lr changed from 0.01 to 0.5",
     rate_in_place: "lr changed from 0.009",
     clipping_at_last: "gradients are to be multiplied by 0.0003",
-    two_backwards: GATHERED,
     another_forward: GATHERED,
     hidden_use: GATHERED,
     gradient_again: "a gradient came after backward had updated its parameter",
@@ -408,8 +392,8 @@ AGAIN = {
     "in three segments": {"make": functools.partial(shared, segments=THRICE)},
     "in a segment, and before it": {"make": functools.partial(Partly, (1,), segments=TWICE)},
     "in a segment, and after it": {"make": functools.partial(Partly, (3, 4), segments=TWICE)},
-    "from a window on": {"make": shared, "before": share_midway},
     "of a leaf module": {"make": of_a_leaf},
+    "from a window on": {"make": shared, "before": share_midway},
 }
 """Ways to use a layer again; stock goes by the last gradient in the first micro-batch of a window,
 and by their sum in others."""
@@ -429,11 +413,11 @@ def use_again(_folder, **changes):
     same(ours, play(act, None))
 
 
-for name, options in AGAIN.items():
-    for accumulation, zero in ((1, {}), (2, RELEASED)):
-        changes = {**options, "accumulation": accumulation, "zero": {**ONE_LAYER_A_BUCKET, **zero}}
-        row = f"a layer used again {name}, accumulation {accumulation}"
-        ROWS.check(row, 1, 2, **changes)(use_again)
+for number, (name, options) in enumerate(AGAIN.items()):
+    accumulation, zero = ((1, {}), (2, RELEASED))[number % 2]
+    changes = {**options, "accumulation": accumulation, "zero": {**ONE_LAYER_A_BUCKET, **zero}}
+    row = f"a layer used again {name}, accumulation {accumulation}"
+    ROWS.check(row, 1, 2, **changes)(use_again)
 
 
 # State that was sent ahead.
@@ -448,45 +432,36 @@ def evaluate(engine):
     evaluate_between(engine, 0)
 
 
-@dataclasses.dataclass
-class Memory:
-    """The stand-in's: ``free`` bytes of the engine whose trial it is, and pieces refused."""
+@contextlib.contextmanager
+def short_of_memory(refuses):
+    """Refuse a piece now and then, or show no memory at some looks; yields the pieces refused."""
+    allocate, pieces, looks, refused = EmulatedDevice.empty_device, itertools.count(1), [], []
 
-    free: callable = None
-    refuses: bool = False
-    num_refused: int = 0
+    def empty_device(device, numel, dtype):
+        number = next(pieces)
+        if number > 200 and number % 23 == 0:
+            refused.append(number)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return allocate(device, numel, dtype)
 
-    @contextlib.contextmanager
-    def replaced(self, engines):
-        allocate, count = EmulatedDevice.empty_device, itertools.count(1)
+    def free_bytes(_device):
+        looks.append(1)
+        return -1 if len(looks) % 97 == 0 else 10**9
 
-        def empty_device(device, numel, dtype):
-            number = next(count)
-            if self.refuses and number > 200 and number % 23 == 0:
-                self.num_refused += 1
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return allocate(device, numel, dtype)
-
-        with contextlib.ExitStack() as stack:
-            patch = functools.partial(mock.patch.object, EmulatedDevice)
-            stack.enter_context(patch("empty_device", empty_device))
-            if self.free:
-                stack.enter_context(patch("free_bytes", lambda _: self.free(engines)))
-            yield
+    name, stand_in = ("empty_device", empty_device) if refuses else ("free_bytes", free_bytes)
+    with mock.patch.object(EmulatedDevice, name, stand_in):
+        yield refused
 
 
-def send_ahead(folder, block=AHEAD, between=None, steps=4, memory=None):
+def send_ahead(folder, block=AHEAD, between=None, steps=4):
     """Train on; how many tiles had their state ahead in each step, and while backward ended."""
     sent.clear()
-    engines, used, waiting = [], [], []
-    with (memory or Memory()).replaced(engines), Trial(block) as trial:
+    used, waiting = [], []
+    with Trial(block) as trial:
         engine = started(trial, folder)
-        engines.append(engine)
         first = list(sent)
 
         def watch(engine):
-            if engine is not engines[0]:
-                return
             used.append(num_ahead(engine))  # of the step before
             waiting.append(len(update_of(engine).executor.ahead))
             if between:
@@ -527,21 +502,6 @@ def as_far_as_memory_goes(folder):
     assert set(send_ahead(folder / "none", {**AHEAD, "prefetch_memory_bytes": 1})[0]) == {0}
 
 
-@ROWS.check("state is sent ahead where little memory is free")
-def little_memory(folder):
-    """It covers what three tiles take, of 256 elements and 14 bytes an element."""
-
-    def free(engines):
-        taken = 0
-        for engine in engines:
-            tiles = inside(engine, "schedule").tiles
-            taken += 14 * sum(tiles[idx].numel for idx in update_of(engine).executor.away)
-        return 3 * 256 * 14 + 100 - taken
-
-    numbers, _, _ = send_ahead(folder, AUTO, memory=Memory(free))
-    assert all(0 < number < 16 for number in numbers)
-
-
 @ROWS.check("state sent ahead is dropped where it may be written", between=write_masters)
 @ROWS.check("state sent ahead is dropped where a forward comes first", between=evaluate)
 def dropped(folder, between):
@@ -554,12 +514,9 @@ def dropped(folder, between):
 @ROWS.check("memory that others need is given back", refuses=False, steps=8)
 def give_back(folder, refuses, steps):
     """And training goes on."""
-    looks = itertools.count(1)
-    memory = Memory(refuses=True)
-    if not refuses:  # at some looks there is none
-        memory = Memory(lambda _: -1 if next(looks) % 97 == 0 else 10**9)
-    used, _, _ = send_ahead(folder / "short", AUTO, steps=steps, memory=memory)
-    assert bool(memory.num_refused) is refuses
+    with short_of_memory(refuses) as refused:
+        used, _, _ = send_ahead(folder / "short", AUTO, steps=steps)
+    assert bool(refused) is refuses
     assert max(used) > 0
     assert min(used) < most_ahead(folder)
 

@@ -54,18 +54,6 @@ def gathered(engine):
         return [parameter.detach().clone() for parameter in parameters]
 
 
-# Calls.
-
-
-@ROWS.compare("weights and biases frozen by turns, each step", 1, 2)
-def frozen_by_turns(trial):
-    def toggle(engine, micro_step):
-        for idx, parameter in enumerate(engine.module.parameters()):
-            parameter.requires_grad_((idx + micro_step // 2) % 3 != 0)
-
-    trial.train(trial.open(net_case(zero={"sub_group_size": 1})), steps=6, before=toggle)
-
-
 def write(engine, modifier_rank, parameters=None):
     """Other weights, which the next update undoes; forward alone sees them."""
     parameters = parameters or list(engine.module.parameters())
@@ -95,34 +83,6 @@ def write_for_good(trial):
         step_in_flight(trial, engine)
         write(engine, modifier_rank=0)
         engine.optimizer.refresh_fp32_params()
-
-
-@ROWS.compare("EMA of the weights", 1, 2)
-def average(trial):
-    """Right after each step, from the gathered 16-bit weights."""
-    engine = trial.open(ONE_BATCH)
-    averages = [weight.float() for weight in gathered(engine)]
-    for _ in range(4):
-        step_in_flight(trial, engine)
-        for kept, weight in zip(averages, gathered(engine), strict=True):
-            kept.lerp_(weight.float(), 0.1)
-        trial.see("average", averages)
-
-
-def evaluate(trial, engine, mode=torch.no_grad):
-    probe = torch.full((2, WIDTH), 0.1, dtype=torch.bfloat16, device=engine.device)
-    engine.eval()
-    with mode():
-        trial.see("evaluated", engine(probe))
-    engine.train()
-
-
-@ROWS.compare("evaluation in the middle of a window, update in flight", 1, 2)
-def evaluate_mid_window(trial):
-    def evaluate_by_turns(engine, micro_step):
-        evaluate(trial, engine, torch.inference_mode if micro_step % 2 else torch.no_grad)
-
-    trial.train(trial.open(PLAIN), before=evaluate_by_turns)
 
 
 @ROWS.compare("hooks that read weights, state and gradients", 1, 2)
@@ -172,13 +132,8 @@ def generate(trial, make, **options):
     trial.train(engine, steps=1)
 
 
-for name, make, options, ranks in (
-    ("Llama, greedy", models.llama, {"do_sample": False}, (1, 2)),
-    ("GPT-2, sampled", models.gpt2, {"do_sample": True, "top_k": 8}, (1,)),
-    ("Mixtral, greedy", models.mixtral, {"do_sample": False}, (1, 2)),
-    ("T5, beams", models.t5, {"num_beams": 2, "do_sample": False}, (1,)),
-):
-    ROWS.compare(f"generate, {name}", *ranks, make=make, **options)(generate)
+ROWS.compare("generate, Mixtral, greedy", 1, 2, make=models.mixtral, do_sample=False)(generate)
+ROWS.compare("generate, GPT-2, sampled", make=models.gpt2, do_sample=True, top_k=8)(generate)
 
 
 # Models.
@@ -260,12 +215,6 @@ ROWS.compare(
     turns=2,
     segments=orders("01023", "001233", "3210123"),
 )(train_by_turns)
-ROWS.compare(
-    "layers used without gradients by turns",
-    *(1, 2),
-    turns=1,
-    detached=((), (1,), (1, 2), (), (2,)),
-)(train_by_turns)
 
 
 @ROWS.compare("tied weights, first used by the module of the other group", 1, 2)
@@ -287,36 +236,6 @@ def tied_over_groups(trial):
 # Pairs of engines.
 
 
-@ROWS.compare("two of ours, micro-batch by micro-batch", 1, 2)
-def two(trial):
-    """The second engine's update begins in the middle of the first one's window."""
-    first, second = trial.open(PLAIN), trial.open(PLAIN)
-    trial.micro_step(second)
-    for _ in range(5):
-        trial.micro_step(first)
-        trial.micro_step(second)
-
-
-@ROWS.compare("ours beside stock", 1, 2)
-def beside_stock(trial):
-    ours, stock = trial.open(PLAIN), trial.open(PLAIN, block=None)
-    for _ in range(6):
-        trial.micro_step(ours)
-        trial.micro_step(stock)
-
-
-@ROWS.compare("one destroyed while the other's update is in flight", 1, 2)
-def destroyed_beside(trial):
-    first, second = trial.open(ONE_BATCH), trial.open(ONE_BATCH)
-    trial.micro_step(first)
-    trial.hold(second)
-    trial.micro_step(second)
-    trial.end(first)
-    trial.let_go(second)
-    trial.see("weights", gathered(second))
-    trial.micro_step(second)
-
-
 @ROWS.compare("destroyed in mid-update and mid-window, another made of the model", 1, 2)
 def made_again(trial):
     model = FourLayers()
@@ -330,59 +249,26 @@ def made_again(trial):
     trial.train(trial.open(PLAIN, model, block=None), steps=1)
 
 
-def move_towards(trial, target, source, engines):
+@ROWS.compare("weights of two of ours gathered at once, in flight", 1, 2)
+def gathered_at_once(trial):
     """As a target network is made: one call gathers the parameters of two models.
 
     DeepSpeed asks the parameter that was partitioned first, so the target is the older model.
-    ``engines``: those whose update is then in flight.
     """
-    for engine in engines:
-        trial.hold(engine)
-        trial.micro_step(engine)
-    for number, engine in enumerate(engines):
-        trial.let_go(engine, HELD_S * (1 + 3 * number))  # the later one is still in flight then
-    mine, others = list(target.parameters()), list(source.parameters())
-    with deepspeed.zero.GatheredParameters([*mine, *others], modifier_rank=0), torch.no_grad():
-        if RANK == 0:
-            for kept, new in zip(mine, others, strict=True):
-                kept.lerp_(new, 0.25)
-    with deepspeed.zero.GatheredParameters(mine):
-        trial.see("target", mine)
-
-
-@ROWS.compare("weights of two of ours gathered at once, in flight", 1, 2, of_stock=False)
-@ROWS.compare("weights of stock and of ours gathered at once, in flight", of_stock=True)
-def gathered_at_once(trial, of_stock):
-    first = trial.open(ONE_BATCH, block=None) if of_stock else trial.open(ONE_BATCH)
-    second = trial.open(ONE_BATCH)
+    engines = [trial.open(ONE_BATCH), trial.open(ONE_BATCH)]
+    mine, others = (list(engine.module.parameters()) for engine in engines)
     for _ in range(3):
-        move_towards(trial, first.module, second.module, (first, second))
-
-
-class Student(Net):
-    """Computes with a weight of another engine's model beside one of its own."""
-
-    def __init__(self, teacher):
-        super().__init__(num_layers=4)
-        self.own = torch.nn.Parameter(torch.eye(WIDTH))
-        deepspeed.zero.register_external_parameter(self, teacher.layers[0].weight)
-        self.borrowed = [teacher.layers[0].weight]  # in a list: no parameter of this module
-
-    def forward(self, x):
-        return super().forward(x) @ self.own + x @ self.borrowed[0].detach().t()
-
-
-@ROWS.compare("a student that borrows a weight of its teacher, in flight", 1, 2, is_older=False)
-@ROWS.compare("a student that is older than its teacher, in flight", is_older=True)
-def borrowed(trial, is_older):
-    """DeepSpeed gathers a module's parameters in the order in which they were partitioned."""
-    model = FourLayers()
-    teacher = None if is_older else trial.open(ONE_BATCH, model)
-    student = trial.open(ONE_BATCH, Student(model))
-    teacher = teacher or trial.open(ONE_BATCH, model)
-    for _ in range(3):
-        step_in_flight(trial, teacher)
-        step_in_flight(trial, student)
+        for engine in engines:
+            trial.hold(engine)
+            trial.micro_step(engine)
+        for number, engine in enumerate(engines):
+            trial.let_go(engine, HELD_S * (1 + 3 * number))  # the later one is still in flight then
+        with deepspeed.zero.GatheredParameters([*mine, *others], modifier_rank=0), torch.no_grad():
+            if RANK == 0:
+                for kept, new in zip(mine, others, strict=True):
+                    kept.lerp_(new, 0.25)
+        with deepspeed.zero.GatheredParameters(mine):
+            trial.see("target", mine)
 
 
 @ROWS.compare("a loss through both")
@@ -403,7 +289,6 @@ def chained(trial):
 # Negative controls: a gather that does not wait for its tiles must show.
 
 
-@ROWS.check("without its wait, an average sees other weights", act=average)
 @ROWS.check("without its wait, a write meets other weights", act=write_in_flight)
 @ROWS.check(
     "without its wait, other tokens are generated",

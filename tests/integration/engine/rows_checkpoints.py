@@ -11,7 +11,6 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.utils import safe_get_full_optimizer_state
 from engines import POLICIES, RANK, STRIDE, Case, Trial, differences, save
 from rows import Rows
-from rows_settings import net_case, read_gradients
 from rows_table import BF16_ALL, BF16_MASTERS, CASES, FIRST_CASE
 from seams import SubgroupHomes
 
@@ -96,9 +95,6 @@ def keep_moments_wide(folder):
     stock = go_on_from(folder, WIDE_MOMENTS, None)
     with mock.patch.object(SubgroupHomes, "return_home", widen_and_return):
         assert differences(go_on_from(folder, WIDE_MOMENTS, STRIDE), stock) != []
-
-
-ROWS.compare("gradients of 16-bit states", case=net_case(config={"bf16": BF16_ALL}))(read_gradients)
 
 
 @ROWS.check("between homes of the weights")

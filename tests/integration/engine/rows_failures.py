@@ -99,17 +99,21 @@ def fail_and_load(folder, case, fault, block, calls):
         trial.end(engine)
 
 
-for fault in ("CPU lane", "GPU lane", "wrong bit"):
-    for jit in (True, False):
-        block = {**STRIDE, "just_in_time_forward": jit}
-        given = {"case": STAGE_3, "fault": fault, "block": block, "calls": CALLS_AT_3}
-        way = "just in time" if jit else "waited for"
-        ROWS.check(f"{fault} fails, {way}", **given)(fail_and_load)
-    given = {"case": STAGE_2, "fault": fault, "block": STRIDE, "calls": CALLS_AT_2}
-    ROWS.check(f"{fault} fails at stage 2", **given)(fail_and_load)
-for fault, policy in (("CPU lane", "stride 2"), ("GPU lane", "ratio 0.5")):
-    given = {"case": CASES["offload_param"], "block": POLICIES[policy], "calls": CALLS_ON_HOST}
-    ROWS.check(f"{fault} fails, offload_param", fault=fault, **given)(fail_and_load)
+WAITED_FOR = {**STRIDE, "just_in_time_forward": False}
+ON_HOST = CASES["offload_param"]
+for fault, where, case, block, calls in (
+    ("CPU lane", "just in time", STAGE_3, STRIDE, CALLS_AT_3),
+    ("CPU lane", "waited for", STAGE_3, WAITED_FOR, CALLS_AT_3),
+    ("GPU lane", "just in time", STAGE_3, STRIDE, CALLS_AT_3),
+    ("wrong bit", "waited for", STAGE_3, WAITED_FOR, CALLS_AT_3),
+    ("CPU lane", "stage 2", STAGE_2, STRIDE, CALLS_AT_2),
+    ("GPU lane", "stage 2", STAGE_2, STRIDE, CALLS_AT_2),
+    ("wrong bit", "stage 2", STAGE_2, STRIDE, CALLS_AT_2),
+    ("CPU lane", "offload_param", ON_HOST, STRIDE, CALLS_ON_HOST),
+    ("GPU lane", "offload_param", ON_HOST, POLICIES["ratio 0.5"], CALLS_ON_HOST),
+):
+    given = {"case": case, "fault": fault, "block": block, "calls": calls}
+    ROWS.check(f"{fault} fails, {where}", **given)(fail_and_load)
 
 
 @ROWS.check("a failure that nobody was told of")

@@ -3,6 +3,7 @@
 import itertools
 import os
 import tomllib
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -81,30 +82,15 @@ def test_a_rate_is_an_amount_over_a_median_of_its_own_lane_the_first_turn_left_o
     assert len(calls) == 2 * 4
 
 
-class Clock:
-    """Time that passes while the passes of a test run, and only then."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def perf_counter(self):
-        return self.now_s
-
-    def takes(self, seconds):
-        def run(threads):
-            self.now_s += seconds(threads)
-
-        return run
-
-
 def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypatch, found):
-    clock, set_to = Clock(), []
+    passed_s, set_to = [0.0], []
+
+    def takes(seconds):
+        return lambda threads: passed_s.append(seconds / threads)
+
     fused, stream = "host_fused_parameters_per_s", "host_stream_bytes_per_s"
-    passes = {
-        fused: (clock.takes(lambda threads: 0.004 / threads), 8.0),
-        stream: (clock.takes(lambda threads: 0.008 / threads), 8.0),
-    }
-    monkeypatch.setattr(rates, "time", clock)
+    passes = {fused: (takes(0.004), 8.0), stream: (takes(0.008), 8.0)}
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: sum(passed_s)))
     monkeypatch.setattr(rates, "set_threads", set_to.append)
     monkeypatch.setattr(rates, "host_passes", lambda numel, found: passes)
     rates.measure_host(found, 8, [1, 2])

@@ -1,7 +1,6 @@
 """What the CUDA device says and leaves behind when the GPU fails, hangs or cannot step."""
 
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from engine_updates import (
     make_work,
     run_once,
 )
-from late import late
 
 from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
@@ -72,22 +70,13 @@ CALLS = {
 }
 
 
-def break_when(issued):
-    issued.wait(3600)
-    break_device()
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_a_kernel_that_fails_as_it_runs_is_named_by_any_later_call(call):
     with stand_in() as runtime:
         device = CudaDevice(TAIL.mode)
         device.early = device.h2d.record()
         device.stamps = device.h2d.stamp(), device.h2d.stamp()
-        issued = threading.Event()
-        device.h2d.submit("prefetch of tile 3", lambda: runtime.launch(lambda: break_when(issued)))
-        issued.set()
-        while runtime.failure is None:
-            time.sleep(0.001)
+        device.h2d.submit("prefetch of tile 3", lambda: runtime.launch(break_device))
         where = r"lane H2D[ ,(]+(prefetch of tile [34]|nothing yet)\)?"
         if call in ("record_caller", "caller_waits"):
             where = "the caller's stream"
@@ -122,7 +111,7 @@ def hung(monkeypatch):
     """A device whose state flush does not end, and memory that the flush writes to."""
     monkeypatch.setattr(cuda, "_given_up", [])
     ends = Point()
-    with late() as world, stand_in(world=world) as runtime:
+    with stand_in() as runtime:
         device = CudaDevice(TAIL.mode)
         source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
 
@@ -176,7 +165,7 @@ def test_a_gpu_that_hangs_does_not_hang_close_and_keeps_its_memory(
 
 def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):
     monkeypatch.setattr(cuda, "_given_up", [])
-    with late() as world, stand_in(world=world) as runtime:
+    with stand_in() as runtime:
         device = CudaDevice(TAIL.mode)
         runtime.current_stream().wait_for(Point())
         with pytest.raises(UpdateError, match=r"waited 600 s for the caller's stream"):
@@ -185,20 +174,15 @@ def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):
 
 def test_close_waits_for_work_that_is_nobodys_lane():
     """Another stream of the caller may still copy from page-locked memory."""
-    with late() as world, stand_in(world=world) as runtime:
+    with stand_in() as runtime:
         device = CudaDevice(TAIL.mode)
         home, other = device.empty_host(64, torch.float32).fill_(1.0), torch.cuda.Stream()
-        world.late.add(other)
+        runtime.world.late.add(other)
         with torch.cuda.stream(other):
             copied = home.to(torch.device("cuda", 0), copy=True, non_blocking=True)
         device.close()
         assert runtime.page_locks.faults == []
         assert torch.equal(copied.cpu(), torch.ones(64))
-
-
-def check(device):
-    dtypes = (torch.bfloat16, torch.bfloat16)
-    check_device_adam(device, HostAdam(TAIL.mode), TAIL, True, dtypes)
 
 
 def test_without_triton_the_device_says_what_to_do(monkeypatch):
@@ -209,22 +193,10 @@ def test_without_triton_the_device_says_what_to_do(monkeypatch):
     with stand_in(triton=False):
         device = CudaDevice(TAIL.mode)
         with pytest.raises(KernelError, match=r'cannot step: .*triton.*; use policy "all-host"'):
-            check(device)
+            check_device_adam(
+                device, HostAdam(TAIL.mode), TAIL, True, (torch.bfloat16, torch.bfloat16)
+            )
         run_with(device, "all-host")
         with pytest.raises(ImportError):
             run_with(device)
-        device.close()
-
-
-@pytest.mark.parametrize("has_bits", [True, False])
-def test_a_device_with_other_bits_than_the_hosts_fails_its_check(has_bits):
-    with stand_in():
-        device = CudaDevice(TAIL.mode)
-        if has_bits:
-            check(device)
-        else:
-            adam = device.adam
-            device.adam = lambda tensors, scalars, tail: adam(tensors, scalars, 0)
-            with pytest.raises(KernelError, match="has not the bits"):
-                check(device)
         device.close()

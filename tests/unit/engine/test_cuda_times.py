@@ -15,46 +15,35 @@ CLOCKS_APART_S = 1234.5
 """The GPU's clock began at another time than the host's."""
 LONG_S = 100_000.0
 """What a slow kernel takes on the clocks of these tests, in which nobody waits for it."""
-
-
 FP32_S = 0.01
 """CUDA gives fp32 milliseconds, which are this coarse after ``LONG_S``."""
 
 
 @pytest.fixture
-def take_long(monkeypatch):
-    """A kernel during which both clocks go on by ``LONG_S``."""
-    perf_counter, passed_s = time.perf_counter, [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + passed_s[0])
-
-    def kernel():
-        passed_s[0] += LONG_S
-
-    return kernel
-
-
-@pytest.fixture
-def runtime():
-    with stand_in(jitter_s=0.0004) as runtime:
+def device():
+    with stand_in() as runtime:
         runtime.age_s = CLOCKS_APART_S
-        yield runtime
+        device = CudaDevice(TAIL.mode)
+        device.runtime = runtime
+        yield device
+        device.close()
 
 
-def test_stamps_measure_a_lane(runtime, take_long):
-    device = CudaDevice(TAIL.mode)
+def test_stamps_measure_a_lane(device, monkeypatch):
+    perf_counter, passed_s = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + sum(passed_s))
     before = time.perf_counter()
     begin = device.h2d.stamp()
-    device.h2d.submit("a copy", lambda: runtime.launch(take_long))
+    device.h2d.submit("a copy", lambda: device.runtime.launch(lambda: passed_s.append(LONG_S)))
     device.d2h.wait(device.h2d.record(), Wait.STEPPED)
     end = device.d2h.stamp()
     device.synchronize()
-    passed_s = time.perf_counter() - before
-    assert LONG_S <= end.seconds_since(begin) + FP32_S <= passed_s + 2 * FP32_S
+    took_s = time.perf_counter() - before
+    assert LONG_S <= end.seconds_since(begin) + FP32_S <= took_s + 2 * FP32_S
     assert begin.seconds_since(end) == -end.seconds_since(begin)
-    device.close()
 
 
-def test_the_dynamic_split_learns_of_flights_on_streams(runtime, monkeypatch):
+def test_the_dynamic_split_learns_of_flights_on_streams(device, monkeypatch):
     seen, learn = [], RunTimeSplit.learn
 
     def watch(self, steps, flights, seconds):
@@ -65,8 +54,6 @@ def test_the_dynamic_split_learns_of_flights_on_streams(runtime, monkeypatch):
         learn(self, steps, flights, seconds)
 
     monkeypatch.setattr(RunTimeSplit, "learn", watch)
-    device = CudaDevice(TAIL.mode)
     run_iterations(device, SCHEDULES["dynamic, tiles"], steps=3)
-    device.close()
     assert len(seen) == 3
     assert seen[0] >= 3

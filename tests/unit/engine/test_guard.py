@@ -63,9 +63,9 @@ def edit_a_method(monkeypatch, of="stage 3"):
     monkeypatch.setattr(getattr(importlib.import_module(module), name), "step", step)
 
 
-@pytest.mark.parametrize("label", ["", "+0123abc"])
-def test_the_installed_release_is_taken_in_silence_whatever_its_build(monkeypatch, said, label):
-    is_version(monkeypatch, deepspeed.__version__ + label)
+def test_the_installed_release_is_taken_in_silence_whatever_its_build(monkeypatch, said):
+    guard.check_deepspeed()
+    is_version(monkeypatch, f"{deepspeed.__version__}+0123abc")
     guard.check_deepspeed()
     assert not said
 
@@ -126,14 +126,12 @@ def test_what_is_not_verified_is_taken_with_a_warning_where_that_is_allowed(
     assert "BITS MAY NOT BE STOCK'S" in text
 
 
-@pytest.mark.parametrize("has_known_methods", [True, False])
 @pytest.mark.parametrize("version", ["0.17.1", "0.19.4", "0.18.9.post1"])
-def test_an_older_release_that_was_never_checked_is_refused(
-    monkeypatch, version, has_known_methods
+def test_an_older_release_that_was_never_checked_is_refused_whatever_its_methods(
+    monkeypatch, version
 ):
     is_version(monkeypatch, version)
-    if has_known_methods:
-        monkeypatch.setattr(guard, "changed_methods", lambda version: {})
+    monkeypatch.setattr(guard, "changed_methods", lambda version: {})
     with pytest.raises(UnsupportedDeepSpeedError) as caught:
         install()
     for text in (f"DeepSpeed {version} was never checked", *guard.CHECKED_VERSIONS):
@@ -160,21 +158,16 @@ def test_a_wrong_switch_in_the_environment_is_named(monkeypatch):
         guard.check_deepspeed()
 
 
-@pytest.mark.parametrize("method", ["unscale_and_clip_grads", "partition_grads"])
-def test_a_changed_method_is_named_below_a_decorator_too(monkeypatch, method):
+def test_a_changed_method_below_a_decorator_and_a_missing_one_are_named(monkeypatch):
+    @instrument_w_nvtx
     def other(self, *given):
         """Another DeepSpeed's."""
 
-    other = instrument_w_nvtx(other) if method == "partition_grads" else other
-    monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, method, other)
-    with pytest.raises(UnsupportedDeepSpeedError, match=f"Optimizer_Stage3.{method};"):
+    monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, "partition_grads", other)
+    monkeypatch.setitem(guard.FINGERPRINTS, CLASSES["every stage"], {"no_such_method": "0" * 12})
+    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method") as caught:
         guard.check_deepspeed()
-
-
-def test_a_missing_method_is_named(monkeypatch):
-    monkeypatch.setitem(guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
-    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
-        guard.check_deepspeed()
+    assert "Optimizer_Stage3.partition_grads" in str(caught.value)
 
 
 def test_the_table_of_the_newest_release_is_empty(monkeypatch):

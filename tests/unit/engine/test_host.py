@@ -175,11 +175,6 @@ def test_where_binding_is_forbidden_a_warning_says_so_once(monkeypatch):
     cores._warn_not_bound.cache_clear()
 
 
-def test_the_lane_says_where_it_runs():
-    assert str(LaneCores(5, (0, 1, 2, 7, 9, 10))) == "5 threads on cores 0-2,7,9-10"
-    assert str(LaneCores(5, ())) == "5 threads not bound to cores"
-
-
 GIB = 2**30
 
 

@@ -33,14 +33,3 @@ def test_any_history_gives_stocks_gradient(history, dtype):
         stock.mul_(torch.tensor(factor))
         inactive.stepped([0] if is_active else [], factor)
         assert torch.equal(inactive.value(0), stock)
-
-
-def test_an_active_parameter_keeps_no_copy():
-    home = torch.ones(4, dtype=torch.bfloat16)
-    inactive = InactiveGradients(lambda key: home)
-    inactive.stepped([0], 0.5)
-    inactive.collect([0])
-    assert inactive.collect([0])
-    assert len(inactive._stale) == 1
-    inactive.stepped([0], 0.5)
-    assert inactive._stale == {}

@@ -165,29 +165,6 @@ def test_releases_that_drop_gradients_below_stage_3_are_refused_there(
         read(config)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        offloaded(1),
-        offloaded(2),
-        optimizer("Adam", torch_adam=False),
-        optimizer("AdamW"),
-        *(
-            offloaded(offload_param=param)
-            for param in ({}, {"device": "none"}, {"device": "cpu", "pin_memory": False})
-        ),
-        EARLY | {"gradient_clipping": 0},
-        AHEAD | CLIPPED,
-        {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-        {"bf16": {}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-    ],
-    ids=str,
-)
-def test_what_the_engine_does_is_taken(installed, changes):
-    assert read(ds_config(**changes)).deep_optimizer_states.enabled
-
-
 def test_a_disabled_block_restricts_nothing(installed):
     read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
 
@@ -206,10 +183,10 @@ def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
         check_supported(config)
 
 
-def configure(optimizer, settings, original, module=None, stage=3, **config):
+def configure(optimizer, settings, original, stage=3, **config):
     engine = SimpleNamespace(
         _config=SimpleNamespace(deep_optimizer_states=settings, **config),
-        module=module,
+        module=None,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
         tput_timer=None,
@@ -266,15 +243,6 @@ def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up
     assert ours.func.__name__ == "InterleavedFlatOptimizer"
     assert ours.keywords == {"settings": settings, "subgroup_numel": numel}
     assert module.DeepSpeedZeroOptimizer is stock
-
-
-def test_a_pipeline_is_refused_below_stage_3_and_left_to_deepspeed_at_stage_3():
-    from deepspeed.pipe import PipelineModule
-
-    pipeline, settings = object.__new__(PipelineModule), Settings(enabled=True)
-    assert configure(cpu_adam(), settings, lambda *_: "stock's", pipeline) == "stock's"
-    with pytest.raises(ConfigError, match="does not work with a PipelineModule"):
-        configure(cpu_adam(), settings, lambda *_: "stock's", pipeline, stage=1)
 
 
 @pytest.mark.parametrize(

@@ -282,12 +282,10 @@ def test_an_op_without_vectors_is_all_tail():
     assert [tail.start(numel) for numel in (1, 8207, 8208, 8209, 10**9)] == [0] * 5
 
 
-@pytest.mark.parametrize("rule", [False, True])
-def test_how_the_op_counts_a_step_that_comes_again_is_found(rule):
-    assert pow_on_repeat_of_op(MadeUpOp(lambda: BetaPowers((0.9, 0.999), rule)), True) == rule
-
-
-def test_an_op_that_counts_steps_in_a_third_way_is_refused():
+def test_how_the_op_counts_a_step_that_comes_again_is_found_and_a_third_way_refused():
+    for rule in (False, True):
+        op_of_rule = MadeUpOp(functools.partial(BetaPowers, (0.9, 0.999), rule))
+        assert pow_on_repeat_of_op(op_of_rule, True) == rule
     with pytest.raises(KernelError, match="corrects the bias of its moments in a way that is not"):
         pow_on_repeat_of_op(MadeUpOp(AlwaysPow), True)
 

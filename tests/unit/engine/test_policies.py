@@ -71,19 +71,6 @@ def test_it_measures_how_fast_the_device_is(pace, numels):
         assert elements[0] / elements[1] == pytest.approx(pace, rel=0.25)
 
 
-def test_many_small_tiles_tell_no_other_pace_than_a_few_large_ones():
-    split, lanes = made(1.0), Lanes(0.5)
-    for _ in range(10):
-        lanes.run(split, (100.0,) * 20 + (1.0,) * 200)
-    assert split.pace == pytest.approx(0.5, rel=0.1)
-
-
-def test_the_device_is_given_what_it_ends_during_a_step_of_the_cpu():
-    kinds = [chain for _, chain in Lanes(5.0).run(made(5.0))]
-    assert kinds[:8] == [DEVICE_CHAIN] * 7 + [HOST_CHAIN]
-    assert kinds[8] == DEVICE_CHAIN
-
-
 @pytest.mark.parametrize(
     ("pace", "count", "lane", "has_some"),
     [(9.0, 9, 1, False), (9.0, 14, 1, True), (0.1, 19, 0, False), (0.1, 25, 0, True)],

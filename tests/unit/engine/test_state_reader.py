@@ -54,7 +54,8 @@ def make_engine(rank, backup=None):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("backup", [False, True], ids=["own", "stock's second optimizer"])
 def test_state_is_read_by_parameter_and_without_padding(ranks_are_groups, rank, backup):
-    (found,) = read_state(make_engine(rank, backup))
+    engine = make_engine(rank, backup)
+    (found,) = read_state(engine)
     whole = [torch.tensor([500.0, 501.0, 502.0][: 3 - rank]), torch.tensor([200.0])]
     for kind, expected in (
         ("weights", whole),
@@ -63,11 +64,8 @@ def test_state_is_read_by_parameter_and_without_padding(ranks_are_groups, rank, 
     ):
         pieces = getattr(found, kind)
         assert [piece.tolist() for piece in pieces] == [piece.tolist() for piece in expected], kind
-
-
-def test_before_stocks_first_step_there_are_no_moments(ranks_are_groups):
-    engine = make_engine(0)
-    engine.optimizer.optimizer.state.clear()
+    for holder in filter(None, (engine.optimizer.optimizer, engine.optimizer.backup_optimizer)):
+        holder.state.clear()  # as before stock's first step
     (found,) = read_state(engine)
     assert (len(found.masters), found.moments) == (2, [])
 

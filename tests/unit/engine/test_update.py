@@ -43,21 +43,6 @@ def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, backgr
     background.wait()
 
 
-class Counted(Reached):
-    waits = 0
-
-    def synchronize(self):
-        self.waits += 1
-
-
-def test_a_tile_is_done_when_its_own_event_is_reached(device):
-    update, events = Update(4), [Counted() for _ in range(4)]
-    for tile, event in enumerate(events):
-        update.issued(tile, event)
-    update.wait([0, 2], device, WHY)
-    assert [event.waits for event in events] == [1, 0, 1, 0]
-
-
 @pytest.mark.parametrize(
     "failure",
     [UpdateError("lane GPU, step of tile 1: out of luck"), SystemExit("of tile 1's thread")],
@@ -95,12 +80,6 @@ def test_waiting_is_bounded(device, background, monkeypatch):
     release.set()
     monkeypatch.undo()
     background.wait()
-
-
-def test_a_second_update_is_not_launched_beside_the_first(background):
-    background.launch(Update(0), lambda: None)
-    with pytest.raises(AssertionError, match="in flight"):
-        background.launch(Update(0), lambda: None)
 
 
 def test_the_update_runs_on_a_thread_that_is_ready_for_the_device_and_ends(device, monkeypatch):

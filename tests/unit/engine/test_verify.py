@@ -56,13 +56,6 @@ def test_one_wrong_number_at_either_end_is_found(work, name, numel, end):
         sample.compare(ADAM, 7)
 
 
-def test_state_that_was_not_updated_is_found(work):
-    sample = Sample(work)
-    update(work[:-1])
-    with pytest.raises(UpdateError, match=r"until this is understood, .* \"all-host\""):
-        sample.compare(ADAM, 1)
-
-
 def test_a_gradient_that_came_too_late_is_found(work):
     late = work[-1].tensors.grad
     arrived = late.clone()
@@ -70,7 +63,8 @@ def test_a_gradient_that_came_too_late_is_found(work):
     sample = Sample(work)
     update(work)
     late.copy_(arrived)
-    with pytest.raises(UpdateError, match=f"{work[-1].name}, went wrong: master"):
+    words = rf"{work[-1].name}, went wrong: master.* until this is understood, .* \"all-host\""
+    with pytest.raises(UpdateError, match=words):
         sample.compare(ADAM, 1)
 
 
@@ -158,37 +152,29 @@ def last_element_forgotten(adam, tensors, scalars, tail):
     adam(tensors.narrow(0, numel), scalars, min(tail, numel))
 
 
+MOVED = "(master|exp_avg)"
 FAULTS = {
-    "not fused": lambda adam, t, s, tail: HostAdam(2).step(t, s, 0, 1),
-    "no tail": lambda adam, t, s, tail: adam(t, s, t.numel),
-    "tail too early": lambda adam, t, s, tail: adam(t, s, max(tail - 8, 0)),
-    "wrong without decay": lambda adam, t, s, tail: adam(t, s, tail if s.decay else 0),
-    "no subnormals": without_subnormals,
-    "no signs of zero": without_signs_of_zero,
-    "weights cut off": weights_cut_off,
-    "last element forgotten": last_element_forgotten,
-    "moments cut off": moments_cut_off,
+    "not fused": (lambda adam, t, s, tail: HostAdam(2).step(t, s, 0, 1), "master", BF16, F32),
+    "no tail": (lambda adam, t, s, tail: adam(t, s, t.numel), MOVED, BF16, F32),
+    "tail too early": (lambda adam, t, s, tail: adam(t, s, max(tail - 8, 0)), MOVED, BF16, F32),
+    "wrong without decay": (
+        lambda adam, t, s, tail: adam(t, s, tail if s.decay else 0),
+        *(MOVED, BF16, F32),
+    ),
+    "no subnormals": (without_subnormals, "master", BF16, F32),
+    "no signs of zero": (without_signs_of_zero, "weights", FP16, F32),
+    "weights cut off": (weights_cut_off, "weights", BF16, F32),
+    "last element forgotten": (last_element_forgotten, "master", BF16, F32),
+    "moments cut off": (moments_cut_off, MOVED, BF16, BF16),
 }
+"""What the device does, the tensors in which it shows, and types of gradient, weights and state."""
 
 
-@pytest.mark.parametrize(
-    ("fault", "where", "dtypes", "state"),
-    [
-        ("not fused", "master", BF16, F32),
-        ("no tail", "(master|exp_avg)", BF16, F32),
-        ("tail too early", "(master|exp_avg)", BF16, F32),
-        ("wrong without decay", "(master|exp_avg)", BF16, F32),
-        ("no subnormals", "master", BF16, F32),
-        ("no signs of zero", "weights", FP16, F32),
-        ("weights cut off", "weights", BF16, F32),
-        ("last element forgotten", "master", BF16, F32),
-        ("moments cut off", "(master|exp_avg)", BF16, BF16),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "where", "dtypes", "state"), FAULTS.values(), ids=FAULTS)
 def test_other_bits_are_refused_with_the_number_and_the_way_out(
-    device, fault, where, dtypes, state
+    device, wrong, where, dtypes, state
 ):
-    adam, wrong = device.adam, FAULTS[fault]
+    adam = device.adam
     device.adam = lambda tensors, scalars, tail: wrong(adam, tensors, scalars, tail)
     said = rf"of 65551 numbers of {where}\w* \d+ differ, first .* instead of .*all-host"
     with pytest.raises(KernelError, match=said):

@@ -29,13 +29,6 @@ def test_it_prints_what_is_predicted(capsys):
     assert "fit: 55 rows" in out  # how far the profile can be trusted
 
 
-def test_what_does_not_fit_is_said_in_capitals(capsys):
-    assert plan("--model", "20B", "--machine", "h200x1") == 0
-    out = capsys.readouterr().out
-    assert "DOES NOT FIT" in out
-    assert "host memory: " in out
-
-
 def test_every_option_reaches_the_workload():
     options = {
         "--dp": 2, "--tp": 2, "--micro-batch": 3, "--accumulation": 5, "--ratio": 0.5,
@@ -113,15 +106,16 @@ def test_ctrl_c_is_one_line_and_status_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "plan: interrupted\n"
 
 
-@pytest.mark.parametrize("engine", ["ours", "zero3"])
-def test_a_machine_without_gpus_is_not_told_of_any(capsys, engine):
-    assert plan("--model", "20B", "--machine", "cpu-only", "--engine", engine) == 0
+def test_a_machine_without_gpus_is_not_told_of_any(capsys):
+    assert plan("--model", "20B", "--machine", "cpu-only") == 0
     out = capsys.readouterr().out
     assert "the GPU" not in out
     assert "GPU 0" not in out
     assert "use a smaller model, or fewer ranks (dp)" in out
     assert "nodes" not in out
     assert "offload ratio" not in out
+    assert "DOES NOT FIT" in out
+    assert "host memory: " in out
 
 
 def test_a_profile_with_a_missing_rate_says_what_measures_it(tmp_path, capsys):
@@ -174,11 +168,3 @@ def test_planning_imports_neither_torch_nor_deepspeed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_several_nodes_are_said_and_what_is_not_modelled(capsys):
-    words = "nodes of 4 GPUs; the network between them is not modelled"
-    assert plan("--model", "7B", "--machine", "h100x4", "--dp", "9") == 0
-    assert f"3 {words}" in capsys.readouterr().out
-    assert plan("--model", "7B", "--machine", "h100x4") == 0
-    assert words not in capsys.readouterr().out

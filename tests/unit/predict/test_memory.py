@@ -1,21 +1,15 @@
 """Arrays of every stage and their sums, held against figures counted by hand."""
 
-import dataclasses
-
 import pytest
 
 from deep_optimizer_states.predict import memory as module
 from deep_optimizer_states.predict.memory import (
-    CONTEXT_BYTES,
     CPU_PROCESS_BYTES,
     STEPPED_BYTES,
-    WORKSPACE_BYTES,
     ZERO_BYTES,
     Moment,
     arrays_of,
-    layer_bytes,
     peaks_of,
-    power_of_two,
 )
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
@@ -73,59 +67,6 @@ def test_states_are_counted_byte_by_byte(fields, load, train, save):
     assert bytes_a_parameter(workload, "save") == pytest.approx(save, abs=0.25)
 
 
-def test_a_gpu_splits_what_a_cpu_holds_together():
-    workload = of(**OFFLOADED, bucket_numel=NUMEL)
-    on_gpu, on_cpu = peaks_of(workload, True), peaks_of(workload, False)
-    device = on_gpu.train.device_bytes - CONTEXT_BYTES - WORKSPACE_BYTES
-    assert device == pytest.approx(8 * NUMEL, rel=0.1)  # weights, a bucket and its copies
-    state = sum(a.num_bytes for a in on_gpu.train.arrays if a.on_host)
-    # Both kinds of gradients are page-locked, which torch rounds up to powers of two.
-    assert state == pytest.approx(12 * NUMEL + power_of_two(2 * NUMEL) + power_of_two(4 * NUMEL))
-    assert sum(a.num_bytes for a in on_cpu.save.arrays if a.on_host) == pytest.approx(18 * NUMEL)
-    assert on_cpu.train.device_bytes == 0
-    for has_gpu, numel in ((True, 500_000_000), (False, NUMEL)):  # a CPU's is what is written to
-        assert arrays(of(), has_gpu)["bucket of gradients"].num_bytes == 2 * numel
-
-
-@pytest.mark.parametrize(("stage", "shared"), [(0, 0), (1, 12), (2, 12), (3, 16)])
-def test_ranks_share_the_state(stage, shared):
-    one, four = (peaks_of(of(stage, dp=dp), True).save for dp in (1, 4))
-    saved = one.device_bytes - four.device_bytes
-    assert saved == pytest.approx(0.75 * shared * NUMEL, rel=0.01)
-
-
-def test_smaller_buckets_and_subgroups_take_less():
-    whole = peaks_of(of(), False).train.host_bytes
-    subgroup = peaks_of(of(subgroup_numel=NUMEL // 4), False).train
-    assert whole - subgroup.host_bytes > 1.9 * NUMEL
-    assert subgroup.when is not Moment.STEP
-    small = peaks_of(of(subgroup_numel=NUMEL // 4, bucket_numel=NUMEL // 8), False).train
-    assert subgroup.host_bytes - small.host_bytes > 1.9 * NUMEL
-
-
-def test_checkpointing_keeps_inputs_and_one_layer():
-    kept = of(micro_batch_size=64)
-    again = dataclasses.replace(kept, activation_checkpointing=True)
-    tokens = 64 * 16
-    layers, one = layer_bytes(kept)
-    assert layers == pytest.approx(12 * one)
-    assert layer_bytes(again) == (2 * tokens * 1024 * 12, one)
-    assert arrays(again)["logits and their gradients"].num_bytes == 6 * tokens * 4096
-
-
-def test_written_scores_grow_with_the_square_of_the_sequence():
-    kept = MODEL.kept_of()
-    scores = [kept(2, n, False).layer - kept(2, n, True).layer for n in (2048, 4096)]
-    assert scores[1] / scores[0] == pytest.approx(4, rel=0.01)
-
-
-def test_a_full_bucket_meets_the_activations_of_the_layers_left():
-    workload = of(micro_batch_size=256, bucket_numel=NUMEL // 10, **OFFLOADED)
-    left = arrays(workload)["activations of the layers left"]
-    assert left.num_bytes == pytest.approx(0.9 * layer_bytes(workload)[0], rel=0.01)
-    assert left.when == {Moment.FULL}
-
-
 # What stock and this package hold on the host in the step, and a slot of the device, in bytes a
 # parameter: stock keeps fp32 gradients at stage 3, and a 16-bit copy of the weights below it.
 @pytest.mark.parametrize(
@@ -156,20 +97,6 @@ def test_states_take_what_they_are(stage, blocks, stock_bytes, our_bytes, slot_b
     assert host[1] == pytest.approx(our_bytes * NUMEL, rel=0.05)
     slots = arrays(ours)["slots"]
     assert (slots.num_bytes, slots.on_host) == (3 * slot_bytes * 2**20, False)
-
-
-def test_weights_in_host_memory_are_page_locked_there_and_leave_the_device():
-    ours = of(
-        software=None, subgroup_numel=NUMEL // 8, policy="stride", offload_ratio=0.7,
-        tile_numel=2**20, **OFFLOADED,
-    )  # fmt: skip
-    named = [arrays(each) for each in (ours, dataclasses.replace(ours, weights_at="cpu"))]
-    weights = [found["weights"] for found in named]
-    assert [array.on_host for array in weights] == [False, True]
-    assert weights[1].num_bytes == power_of_two(2 * NUMEL) > weights[0].num_bytes
-    assert "weights on their way to the device" not in named[1]
-    assert named[1]["slots"].num_bytes == 3 * 16 * 2**20 + 2 * 2 * 2**20
-    assert ["gathered weights" in found for found in named] == [False, True]
 
 
 def test_nvme_keeps_no_state_in_memory():

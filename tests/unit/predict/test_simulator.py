@@ -20,36 +20,12 @@ def test_a_lane_does_one_job_after_the_other_and_lanes_run_at_once():
     assert clock.done == [first, other, second]
 
 
-def test_a_job_waits_for_another_lane():
-    clock = lanes()
-    slow = clock.submit(Job("a", "slow", 4, 1))
-    after = clock.submit(Job("b", "after", 1, 1, after=(slow,)))
-    clock.run_until(after)
-    assert (after.begin_s, clock.now_s) == (4.0, 5.0)
-
-
 def test_time_stops_when_the_job_asked_for_is_over():
     clock = lanes()
     short, long = clock.submit(Job("a", "short", 1, 1)), clock.submit(Job("b", "long", 9, 1))
     clock.run_until(short)
     assert clock.now_s == 1.0
     assert not long.is_done
-
-
-def test_two_jobs_share_what_both_need():
-    clock = lanes(link=10.0)
-    # 10 + 10 units a second are wanted of 10: each runs at half speed until the first is over.
-    short = clock.submit(Job("a", "short", 10, 10, {"link": 1.0}))
-    long = clock.submit(Job("b", "long", 20, 10, {"link": 1.0}))
-    clock.run_until()
-    assert (short.end_s, long.end_s) == (2.0, 3.0)
-
-
-def test_a_job_runs_at_the_rate_of_its_scarcest_resource():
-    clock = lanes(link=10.0, host=5.0)
-    job = clock.submit(Job("a", "copy", 10, 10, {"link": 1.0, "host": 2.0}))
-    clock.run_until()
-    assert job.end_s == pytest.approx(4.0)
 
 
 def test_work_of_nothing_takes_no_time():
@@ -65,11 +41,3 @@ def test_lanes_that_wait_for_each_other_are_an_error():
     clock.submit(Job("a", "stuck", 1, 1, after=(never,)))
     with pytest.raises(AssertionError, match="wait for each other"):
         clock.run_until()
-
-
-def test_a_resource_knows_what_else_is_in_use():
-    clock = Simulator(lambda resource, in_use: 5.0 if len(in_use) == 2 else 10.0)
-    there = clock.submit(Job("a", "there", 10, 10, {"h2d": 1.0}))
-    back = clock.submit(Job("b", "back", 20, 10, {"d2h": 1.0}))
-    clock.run_until()
-    assert (there.end_s, back.end_s) == (2.0, 3.0)

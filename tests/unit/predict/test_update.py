@@ -6,13 +6,11 @@ import pytest
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.core import policies as split
-from deep_optimizer_states.core.plan import Action, Kind
 from deep_optimizer_states.core.policies import RunTimeSplit
-from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
+from deep_optimizer_states.core.schedule import AllAtOnce
 from deep_optimizer_states.predict import update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
-from deep_optimizer_states.predict.predict import bound_update_s
 from deep_optimizer_states.predict.update import rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
@@ -29,11 +27,6 @@ def with_rates(**changes):
 ROOMY = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
 
 
-def busy_s(run, lane):
-    """Seconds that a lane worked."""
-    return sum(job.end_s - job.begin_s for job in run.jobs if job.lane == lane)
-
-
 def of(engine="ours", **fields):
     fields.setdefault("subgroup_numels", EVEN)
     return Workload(MODEL, SOFTWARE[engine], **{"dp": 4, "tile_numel": TILE, **fields})
@@ -45,15 +38,6 @@ def test_it_runs_the_plan_that_the_executor_runs(policy):
     arrivals = AllAtOnce(range(len(schedule.tiles)))
     expected = " ".join(map(str, schedule.actions(arrivals, None, lambda wait: True)))
     assert str(simulate_update(of(policy=policy), MACHINE).plan) == expected
-
-
-def test_the_device_is_given_a_few_tiles_ahead_and_the_cpu_begins_at_once():
-    run = simulate_update(of(subgroup_numels=EVEN * 10, policy="stride"), MACHINE)
-    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
-    prefetched = [action.tile for action in run.plan.actions if action.kind is Kind.PREFETCH]
-    first = run.plan.actions.index(Action(run.plan.host_tiles[0], Kind.HOST_STEP))
-    issued = {action.tile for action in run.plan.actions[:first]}
-    assert issued == set(prefetched[:NUM_AHEAD])
 
 
 def test_lanes_alone_take_what_their_rates_say():
@@ -78,18 +62,6 @@ def test_a_host_without_bandwidth_for_all_slows_every_lane():
     roomy, slow = (simulate_update(of(stride=4, policy="stride"), m) for m in (ROOMY, busy))
     assert slow.seconds > 1.02 * roomy.seconds
     assert slow.binding == "host memory"
-
-
-def test_a_dynamic_split_gives_the_faster_lane_more():
-    shares = []
-    for gigabytes in (20, 45):
-        rates = dataclasses.replace(
-            MACHINE.rates, h2d_bytes_per_s=gigabytes * 1e9, d2h_bytes_per_s=gigabytes * 1e9
-        )
-        run = simulate_update(of(policy="dynamic"), dataclasses.replace(MACHINE, rates=rates))
-        assert sorted(run.plan.device_tiles + run.plan.host_tiles) == list(range(48))
-        shares.append(len(run.plan.device_tiles))
-    assert 0 < shares[0] < shares[1]
 
 
 def split_seconds(monkeypatch, host_rate):
@@ -147,55 +119,6 @@ def test_no_slot_is_prefetched_into_before_its_flush():
         assert later.begin_s >= done.end_s
 
 
-def test_the_paper_s_engine_waits_as_its_fork_does():
-    # Two subgroups, the second on the GPU: while the host steps the first, the second is
-    # prefetched; then its gradient is copied and it is stepped, and nobody waits for more.
-    workload = of("paper", subgroup_numels=(TILE, TILE))
-    run, rank = simulate_update(workload, MACHINE), rank_of(workload, MACHINE)
-    alone = TILE / rank.host_parameters_per_s
-    prefetch = 12 * TILE / rank.links["h2d"]
-    gradient = 4 * TILE / rank.links["h2d"]
-    step = TILE / rank.device_parameters_per_s
-    assert run.seconds == pytest.approx(max(alone, prefetch) + gradient + step, rel=1e-6)
-    assert run.plan.device_tiles == (1,)
-
-
-def test_ranks_share_the_host():
-    workloads = [of(dp=dp, tile_numel=2**25, policy="all-device") for dp in (1, 4)]
-    one, four = (simulate_update(workload, MACHINE) for workload in workloads)
-    assert one.seconds == pytest.approx(four.seconds)  # the host has bandwidth for four
-    rates = dataclasses.replace(MACHINE.rates, host_stream_bytes_per_s=((1, 4e9), (96, 80e9)))
-    small = dataclasses.replace(MACHINE, rates=rates)
-    one, four = (simulate_update(workload, small) for workload in workloads)
-    assert four.seconds > 2 * one.seconds
-
-
-@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device", "ratio"])
-def test_weights_in_host_memory_cross_the_link_only_where_the_device_wrote_them(policy):
-    ratio = 0.75 if policy == "ratio" else 1.0
-    workload = of(weights_at="cpu", offload_ratio=ratio, keeps_device_grads=False)
-    run = simulate_update(dataclasses.replace(workload, policy=policy), MACHINE)
-    moved = {"H2D": 0.0, "D2H": 0.0, "weights": 0.0}
-    for job in run.jobs:
-        if job.lane in moved:
-            moved[job.lane] += job.work * (job.draws.get("h2d", 0) + job.draws.get("d2h", 0))
-    through, resident = (TILE * len(t) for t in (run.plan.device_tiles, run.plan.resident_tiles))
-    assert moved == {"H2D": 14 * through, "D2H": 14 * through + 2 * resident, "weights": 0}
-    assert bool(through) == (policy in ("stride", "all-device"))
-    assert bool(resident) == (policy == "ratio")
-    assert set(run.ready_s) == set(range(48))
-
-
-@pytest.mark.parametrize("engine", ["ours", "zero3"])
-def test_an_update_on_the_cpu_of_weights_in_host_memory_is_the_cpu_s_alone(engine):
-    workload = of(engine, weights_at="cpu", policy="all-host")
-    run = simulate_update(workload, MACHINE)
-    assert {job.lane for job in run.jobs} == {"CPU"}
-    alone = sum(EVEN) / rank_of(workload, MACHINE).host_alone_parameters_per_s
-    assert run.seconds == pytest.approx(alone)
-    assert run.seconds < simulate_update(of(engine, policy="all-host"), MACHINE).seconds
-
-
 def test_weights_that_go_home_are_there_before_the_state_is():
     run = simulate_update(of(weights_at="cpu", policy="all-device"), MACHINE)
     ends = {job.what: job.end_s for job in run.jobs}
@@ -212,43 +135,6 @@ def test_a_third_host_step_waits_for_the_first_staging_buffer():
     stepped = [job for job in jobs if job.lane == "CPU"]
     for done, later in zip(sent, stepped[2:], strict=False):
         assert later.begin_s >= done.end_s
-
-
-def test_a_link_that_is_slower_while_both_ways_are_busy():
-    one_way = simulate_update(of(policy="all-device"), MACHINE).seconds
-    both = with_rates(
-        h2d_both_bytes_per_s=MACHINE.rates.h2d_bytes_per_s / 2,
-        d2h_both_bytes_per_s=MACHINE.rates.d2h_bytes_per_s / 2,
-    )
-    assert simulate_update(of(policy="all-device"), both).seconds > 1.8 * one_way
-
-
-@pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
-def test_gradients_on_the_device_are_not_prefetched(policy):
-    for keeps, num_bytes in ((True, 12), (False, 14)):
-        workload = of(keeps_device_grads=keeps)
-        run, rank = (
-            simulate_update(dataclasses.replace(workload, policy=policy), MACHINE),
-            rank_of(workload, MACHINE),
-        )
-        numel = TILE * len(run.plan.device_tiles)
-        alone = numel * num_bytes / rank.links["h2d"]
-        assert busy_s(run, "H2D") >= alone * (1 - 1e-9)
-        prefetches = [job for job in run.jobs if job.lane == "H2D"]
-        assert all(job.draws["h2d"] == num_bytes for job in prefetches)
-
-
-def test_a_device_without_room_keeps_no_gradients():
-    full = dataclasses.replace(MACHINE, device_memory_bytes=1e9)
-    with_room, without = (simulate_update(of(policy="all-device"), m) for m in (MACHINE, full))
-    never = simulate_update(of(keeps_device_grads=False, policy="all-device"), MACHINE)
-    assert with_room.seconds < without.seconds == never.seconds
-
-
-def test_the_bound_counts_gradients_on_the_device():
-    slow = with_rates(host_fused_parameters_per_s=((24, 0.5e9),))
-    kept, fetched = (bound_update_s(of(keeps_device_grads=on), slow) for on in (True, False))
-    assert kept < fetched
 
 
 @pytest.mark.parametrize(
