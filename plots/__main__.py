@@ -16,7 +16,7 @@ import matplotlib as mpl
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
-from plots.canvas import FORMATS, save
+from plots.canvas import save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
 
@@ -64,9 +64,7 @@ def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace
             complain(f"plots: error: {error}")
             code = code or 1
             continue
-        kinds = ", ".join(dict.fromkeys(path.suffix for path in files[1 : len(FORMATS)]))
-        pages = f"; {len(made)} pages" if len(made) > 1 else ""
-        say(f"{files[0]} (and {kinds}{pages})")
+        say(f"{files[0]} (and {', '.join(path.suffix for path in files[1:])})")
         drawn += 1
     return code or int(not drawn)
 

@@ -16,9 +16,9 @@ from plots.tables import PlotError, Tables
 from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
 _PARAMETERS = ("x", "y", "label")
-Draw = Callable[..., list[Figure]]
-"""Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says that
-the tables hold nothing of it or, unless it was asked for, nothing worth it."""
+Draw = Callable[..., Figure]
+"""Takes tables, the study's row of the figure, and ``asked``. A PlotError says that the tables hold
+nothing of it or, unless it was asked for, nothing worth it."""
 
 KINDS: dict[str, tuple[Draw, tuple[str, ...]]] = {
     "breakdown": (draw_breakdown, ()),
@@ -40,8 +40,8 @@ class Drawing(NamedTuple):
     row: FigureRow
     kind: Draw
 
-    def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
-        """Draw its pages; see :data:`Draw`."""
+    def draw(self, tables: Tables, *, asked: bool = True) -> Figure:
+        """Draw it; see :data:`Draw`."""
         return self.kind(tables, self.row, asked=asked)
 
 

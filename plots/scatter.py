@@ -40,7 +40,7 @@ class Mark(NamedTuple):
     source: str
 
 
-def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> Figure:
     """Draw a panel for each cost that a run has; see the registry's Kind.
 
     Raises:
@@ -87,7 +87,7 @@ def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> l
             watermark(ax, {mark.source for mark in marks})
         for ax in grid.ravel()[len(panels) :]:
             ax.remove()
-    return [made]
+    return made
 
 
 def _style(look: Look, source: str) -> dict[str, Any]:

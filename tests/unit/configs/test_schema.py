@@ -54,20 +54,6 @@ def test_a_log_name_tells_stages_apart():
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("vanilla", "vanilla"),
-        ("async_gradients", "async-gradients"),
-        ("A", "async-gradients"),
-        ("deep optimizer states", "hybrid"),
-    ],
-)
-def test_an_engine_has_many_names(name, engine):
-    stride = {"stride": 2} if engine == "hybrid" else {}
-    assert make_point({"model": "tiny", "engine": name, **stride}).engine == engine
-
-
-@pytest.mark.parametrize(
     ("table", "message"),
     [
         ({}, "field 'model' is missing"),
@@ -146,10 +132,3 @@ def test_every_batch_that_is_offered_fits(batch, micro, dp):
     offered = re.findall(r"(\d+) \(accumulation (\d+)\)", problem)
     assert bool(offered) == bool(problem)
     assert all(int(total) == micro * dp * int(steps) for total, steps in offered)
-
-
-def test_a_batch_below_one_micro_batch_names_the_smallest_that_is_enough():
-    assert batch_problem(2, 2, 4) == (
-        "global_batch_size 2 is not a multiple of micro_batch_size 2 x dp 4 = 8; give "
-        "global_batch_size 8 (accumulation 1)"
-    )

@@ -226,8 +226,3 @@ def test_an_engine_may_limit_a_field_that_all_have():
     assert Namer(default_study()).engine(flat(point)) == "resident"
     with pytest.raises(ConfigError, match="offload_ratio must be below 1 for engine 'resident'"):
         default_study().make_point({"model": "tiny", "engine": "resident", "offload_ratio": 1})
-
-
-def test_an_engine_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match="unknown engine 'dynamc': did you mean 'dynamic'"):
-        engines("dynamc")

@@ -31,19 +31,6 @@ def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
     assert (run.repeat, run.status) == (2, "failed")
 
 
-@pytest.mark.parametrize("damaged", [0, -1, True, "2", 1.5, None])
-def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
-    folder = sweep_writer.write()
-    set_run(folder, "flush_async0", repeat=damaged, run_id=7, point_key=[], started={})
-    run = read_run(find_logs(folder)[0])
-    assert [run.repeat, *map(run.recorded, ("run_id", "point_key", "started"))] == [
-        None,
-        "",
-        "",
-        "",
-    ]
-
-
 def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=2)
@@ -126,16 +113,3 @@ def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")
         assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name
-
-
-def test_a_path_that_is_printed_cannot_steer_the_terminal(sweep_writer, capsys):
-    folder = sweep_writer.write()
-    odd = folder.rename(folder.with_name("a\x1b[2Jb"))
-    (odd / "plain.log").write_text("nothing of training\n")
-    assert main([str(odd), str(odd / "plain.log"), "--out", str(odd / "tables")]) == 0
-    assert main([str(odd / "none"), "--out", str(odd / "tables")]) == 2
-    captured = capsys.readouterr()
-    assert "a?[2Jb/tables/runs.csv" in captured.out
-    assert "a?[2Jb/plain.log: not a training log" in captured.err
-    assert "a?[2Jb/none: no such file or folder" in captured.err
-    assert "\x1b" not in captured.out + captured.err

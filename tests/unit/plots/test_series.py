@@ -58,16 +58,6 @@ def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
     assert one[2].look.alone.colour == two[0].look.alone.colour
 
 
-def test_a_panel_holds_one_setting_of_all_but_the_x(sweep, look):
-    sweep.grid(model=["7B", "13B"], subgroup_numel=[10, 20], dp=[1, 2, 4])
-    panels = split(look(sweep), "dp")
-    assert [panel.title for panel in panels] == [
-        "7B, subgroup 10", "7B, subgroup 20", "13B, subgroup 10", "13B, subgroup 20",
-    ]  # fmt: skip
-    for panel in panels:
-        assert sorted(panel.runs["dp"].unique()) == [1, 2, 4]
-
-
 @pytest.mark.parametrize("constant", ["accumulation", "global_batch_size"])
 def test_a_sweep_may_keep_the_accumulation_or_the_global_batch(sweep, look, constant):
     for dp in (1, 2, 4):

@@ -12,30 +12,11 @@ def watermarks(figure):
     return [text.get_text() for text in found]
 
 
-@pytest.mark.parametrize("name", ["models", "iteration-breakdown"])
-def test_published_bars_are_hollow(draw, sweep, name):
-    both(sweep, "published")
-    figure = draw(name, sweep)
-    white = (1.0, 1.0, 1.0, 1.0)
-    faces = {p.get_facecolor() == white for ax in figure.axes for p in ax.patches if p.get_hatch()}
-    assert faces == {True, False}
-    assert watermarks(figure) == []
-
-
 def both(sweep, source):
     for engine, of in (("vanilla", "measured"), ("hybrid", source)):
         for dp in (1, 2):
             sweep.add(engine, 2 if engine == "hybrid" else 0, model="7B", dp=dp, source=of)
         sweep.add(engine, 2 if engine == "hybrid" else 0, model="13B", source=of)
-
-
-def test_tables_without_a_source_are_measured(draw, sweep):
-    both(sweep, "measured")
-    for row in sweep.iterations:
-        del row["source"]
-    figure = draw("data-parallel", sweep, without=("source",))
-    assert watermarks(figure) == []
-    assert figure.get_supxlabel().endswith("measured · cuda NVIDIA H100")
 
 
 @pytest.mark.parametrize(
@@ -59,22 +40,6 @@ def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     axes = draw("data-parallel", sweep).axes
     marked = [any(t.get_gid() == "watermark" for t in ax.texts) for ax in axes]
     assert marked == [False, False, True, True]
-
-
-def test_a_watermark_is_behind_the_data(draw, sweep):
-    sweep.add("vanilla", model="7B", source="simulated")
-    (ax,) = draw("iteration-breakdown", sweep).axes
-    (mark,) = (text for text in ax.texts if text.get_gid() == "watermark")
-    assert mark.get_zorder() < min(patch.get_zorder() for patch in ax.patches)
-    assert mark.get_alpha() < 0.2
-
-
-def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
-    both(sweep, "published")
-    (legend,) = draw("data-parallel", sweep).legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "vanilla", "hybrid stride 2, published",
-    ]  # fmt: skip
 
 
 def looks(engines, **fields):
