@@ -74,7 +74,7 @@ def test_a_log_name_tells_stages_apart():
         ({"model": "tiny", "accumulation": 0}, "'accumulation' = 0: .*greater than 0"),
         ({"model": {"name": "a", "hidden": 8}}, "field 'model.ffn' is missing"),
         ({"model": {"name": "a/b", "hidden": 8}}, "'model.name' = 'a/b'"),
-        ({"model": {"nam": "a"}}, "unknown field 'model.nam'"),
+        ({"model": {"nam": "a"}}, "'model.nam' = 'a': Extra inputs are not permitted"),
         ({"model": "tiny", "dtype": "fp8"}, "'dtype' = 'fp8': .*'bf16', 'fp16' or 'fp32'"),
         ({"model": "tiny", "zero_stage": 4}, "'zero_stage' = 4"),
         ({"model": "tiny", "eval_interval": -1}, "'eval_interval' = -1"),
@@ -131,4 +131,4 @@ def test_every_batch_that_is_offered_fits(batch, micro, dp):
     assert bool(problem) == bool(8 * batch % (micro * dp))
     offered = re.findall(r"(\d+) \(accumulation (\d+)\)", problem)
     assert bool(offered) == bool(problem)
-    assert all(int(total) == micro * dp * int(steps) for total, steps in offered)
+    assert all(int(total) == micro * dp * int(steps) > 0 for total, steps in offered)

@@ -172,7 +172,7 @@ def test_the_default_study_comes_first():
         ),
         (("[figures.bucket]", COMPANION), "companion 'beside': unknown field 'dept': .*'depth'"),
         (("fields = { depth", "fields = { dept"), "unknown field of the study 'dept'"),
-        (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),
+        (('aliases = ["ov"]', 'alias = ["ov"]'), r"'engines\.overlapped\.alias' = .*Extra inputs"),
         (('small_model = "small"', 'smal_model = "small"'), "'smal_model': did you mean 'small_mo"),
         (("[gate]", "gate"), "not valid TOML"),
     ],
@@ -218,6 +218,8 @@ STRIDES = load_sweep("stride")
 def test_engines_that_are_asked_for_replace_those_of_a_sweep(words, sweep, names, added):
     """One that the sweep lists keeps its fields; the reference is added, and that is said."""
     assert engines(words, sweep) == (names, added)
+    with pytest.raises(ConfigError, match="unknown engine 'dynamc': did you mean 'dynamic'"):
+        engines(f"{words},dynamc", sweep)
 
 
 def test_an_engine_may_limit_a_field_that_all_have():

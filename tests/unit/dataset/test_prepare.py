@@ -65,12 +65,6 @@ def test_every_key_gets_a_pair_that_passes_inspection(text, tmp_path):
     assert not (tmp_path / "out" / "a.parts").exists()
 
 
-def test_the_trainers_manifest_has_the_vocabulary(text, tmp_path):
-    run(job(text, tmp_path / "out" / "a"))
-    values = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (values["vocab_size"], values["eod"]) == (290, 0)
-
-
 def test_part_sizes_do_not_show(text, tmp_path):
     for name, size in (("a", 1), ("b", 500), ("c", 1 << 20)):
         run(job(text, tmp_path / name, size=size))

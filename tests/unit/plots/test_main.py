@@ -135,7 +135,7 @@ def test_only_expected_figures_are_missed(sweep, tmp_path, capsys):
     ("arguments", "why"),
     [
         (["--figure", "stirde"], "figure 'stirde' is unknown; known: iteration-breakdown, loss"),
-        ([], "give TABLES_DIR and --out"),
+        ([], "required: TABLES_DIR, --out"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, why):
@@ -144,9 +144,3 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert why in error
-
-
-def test_a_strange_source_is_refused(sweep, tmp_path, capsys):
-    sweep.add("vanilla", source="guessed")
-    assert main([str(sweep.write(tmp_path / "t")), "--out", str(tmp_path / "f")]) == 2
-    assert "source 'guessed' is none of measured, simulated, published" in capsys.readouterr().err

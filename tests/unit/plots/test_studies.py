@@ -175,15 +175,6 @@ def test_texts_along_an_axis_are_named(folder):
     assert lines(ax)["#123456"] == [30, 45]
 
 
-def test_the_figures_of_tables_are_listed_and_without_tables_the_default_studys(folder, capsys):
-    assert main([str(folder), "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(
-        STUDY["figures"]
-    )
-    assert main(["--list"]) == 0
-    assert "against the stride" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("row", "why"),
     [
