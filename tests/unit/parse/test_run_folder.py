@@ -1,8 +1,8 @@
-import csv
 import json
 
 import pytest
 from programs import parse_logs as main, report as report_main
+from rows import rows
 
 from parse.run import find_logs, label_runs, read_run, read_sweep
 
@@ -54,8 +54,7 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     point = json.loads(path.read_text())["point"] | {"hog_share": 0.25, "seed": 77}
     edit(path, repeat=4, run_id="x/run-004", point_key="abc", started="2031-01-02", point=point)
     assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
-    header, row = (tmp_path / "out" / "runs.csv").read_text().splitlines()[:2]
-    (cells,) = list(csv.DictReader([header, row]))
+    cells = rows(tmp_path / "out" / "runs.csv")[0]
     expected = {"repeat": "4", "run_id": "x/run-004", "point_key": "abc", "started": "2031-01-02",
                 "hog_share": "0.25", "seed": "77", "accumulation": "2"}  # fmt: skip
     assert {name: cells[name] for name in expected} == expected
@@ -69,8 +68,6 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     [
         ({"busy": "others used 70% of its cores"}, "others used 70% of its cores"),
         ({"busy": ""}, ""),
-        ({"busy": 3}, ""),
-        ([], ""),
     ],
 )
 def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, busy):
@@ -81,8 +78,7 @@ def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, bu
         [f"the machine was busy when the run began: {busy}"] if busy else []
     )
     assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
-    with (tmp_path / "out" / "runs.csv").open(newline="") as file:
-        assert next(csv.DictReader(file))["busy"] == busy
+    assert rows(tmp_path / "out" / "runs.csv")[0]["busy"] == busy
 
 
 def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
@@ -107,8 +103,7 @@ def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_
     index["runs"][1]["older"] = "code changed: launch/trainer/loop.py"
     edit(folder / "sweep.json", **index)
     assert report_main([str(folder)]) == 0
-    with (folder / "tables" / "runs.csv").open() as file:
-        marks = [row["older"] for row in csv.DictReader(file)]
+    marks = [row["older"] for row in rows(folder / "tables" / "runs.csv")]
     assert marks == ["", "code changed: launch/trainer/loop.py", ""]
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")

@@ -1,7 +1,6 @@
-import csv
-
 import pytest
 from programs import parse_logs as main, report
+from rows import rows
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
@@ -10,11 +9,6 @@ REQUIRED = [
     *("backward_ms", "backward_inner_ms", "backward_allreduce_ms", "update_ms"),
     *("optimizer_step_ms", "tflops", "loss_first", "loss_last", "verdict", "parameters"),
 ]
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_run_is_a_row_of_means_after_the_warm_up(write_log, tmp_path, capsys):

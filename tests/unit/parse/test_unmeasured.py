@@ -1,10 +1,10 @@
 """Predictions and published values among runs: read like them, never taken for them."""
 
-import csv
 import json
 
 import pytest
 from programs import parse_logs as main, report
+from rows import rows
 
 TIMES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0, "iteration_ms": 650.0}
 ENGINES = {"vanilla": 1.0, "async-gradients": 0.8, "hybrid": 0.5}
@@ -54,11 +54,6 @@ def simulated(tmp_path):
 def whole(simulated):
     simulated.add("vanilla", "published", **{**TIMES, "update_ms": 200.0}, about="a DOI")
     return simulated()
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_row_of_every_table_says_where_it_is_from(whole, write_log, tmp_path):

@@ -1,4 +1,3 @@
-import csv
 import json
 import math
 import os
@@ -7,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from programs import report as main
+from rows import rows
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
 GPU = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}}
@@ -21,8 +21,8 @@ def draw(folder, *names):
 def summary(report):
     """Rows of the table of points."""
     section = report.split("## Summary")[1].split("##")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in rows[1:]]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines[1:]]
 
 
 def run(folder, capsys, *options):
@@ -41,8 +41,7 @@ def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
     assert code == 0
     assert "none claimed: measured on a CPU" in report
     assert not re.search(r"speed-up \d|\d\.\d{3}x", report)
-    with (folder / "tables" / "runs.csv").open(newline="") as file:
-        paths = [row["path"] for row in csv.DictReader(file)]
+    paths = [row["path"] for row in rows(folder / "tables" / "runs.csv")]
     assert all(path.startswith("log-tiny-") for path in paths)
 
 
