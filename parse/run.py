@@ -409,8 +409,6 @@ class PointRuns:
     runs: list[Run]
     label: str
     """Name of the point, unique among those grouped together."""
-    identity: str
-    """Settings and engine: all that repeats have in common, their length aside."""
 
     @property
     def engine(self) -> str | None:
@@ -450,15 +448,16 @@ class PointRuns:
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
-    groups: dict[tuple[str, object], list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
-        identity = json.dumps([_point_key(run), run.engine, values])
-        groups.setdefault((identity, run.settings.get("iterations")), []).append(run)
+        iterations = run.settings.get("iterations")
+        key = json.dumps([_point_key(run), run.engine, values, iterations])
+        groups.setdefault(key, []).append(run)
     names = [_point_name(members) for members in groups.values()]
     return [
-        PointRuns(members, name if names.count(name) == 1 else members[0].label, identity)
-        for ((identity, _), members), name in zip(groups.items(), names, strict=True)
+        PointRuns(members, name if names.count(name) == 1 else members[0].label)
+        for members, name in zip(groups.values(), names, strict=True)
     ]
 
 

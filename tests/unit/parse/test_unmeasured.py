@@ -136,8 +136,3 @@ def test_a_point_that_does_not_fit_says_why(simulated):
     assert "no times; 1 of 1 oom-device" in text
     assert "| too big |" in text
     assert "## Simulated beside published" not in text
-
-
-def test_the_gate_refuses_what_was_not_measured(whole, capsys):
-    assert main(["compare", str(whole), str(whole)]) == 2
-    assert "holds published and simulated figures; give measured ones" in capsys.readouterr().err
