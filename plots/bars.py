@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from configs.errors import ConfigError
-from configs.study import Figure as FigureRow, Study, Style, load_study
+from configs.study import ResultsFigure, Study, Style, load_study
 from plots.canvas import fold, plain, sheet, watermark
 from plots.data import (
     Value,
@@ -69,7 +69,7 @@ class Panel:
 
 
 def draw_breakdown(
-    tables: Tables, _figure: FigureRow, *, asked: bool = True, with_rates: bool = False
+    tables: Tables, _figure: object, *, asked: bool = True, with_rates: bool = False
 ) -> Figure:
     """Draw iterations as stacks of their phases, a panel a case.
 
@@ -108,14 +108,14 @@ def draw_breakdown(
 draw_models = partial(draw_breakdown, with_rates=True)
 
 
-def draw_results(tables: Tables, figure: FigureRow, *, asked: bool = True) -> Figure:
+def draw_results(tables: Tables, figure: ResultsFigure, *, asked: bool = True) -> Figure:
     """Draw a panel for each of the figure's quantities that a run has, published values beside.
 
     Raises:
         PlotError: no run has any of them.
     """
     del asked
-    data, study = observe(tables, figure), tables.study
+    data, study = observe(tables, figure.y), tables.study
     others = published(study)
     rows = []
     for shown in (quantity(name, study) for name in figure.y):

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from pandas.api.types import is_numeric_dtype
 
 from configs.fields import field_row
-from configs.study import Figure as FigureRow
+from configs.study import SweptFigure
 from plots.canvas import fold, name_ticks, sheet, watermark
 from plots.data import (
     Panel,
@@ -42,7 +42,7 @@ _ROW_INCHES = 2.0
 _TITLE_CHARACTERS = 66
 
 
-def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> Figure:
+def draw_swept(tables: Tables, figure: SweptFigure, *, asked: bool = True) -> Figure:
     """Draw quantities against a setting, a row of panels a case.
 
     Args:
@@ -54,7 +54,7 @@ def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> Figu
         PlotError: no run has both the setting and one of the quantities, or, unasked, no model has
             two values of the setting.
     """
-    data, study = observe(tables, figure), tables.study
+    data, study = observe(tables, figure.y, figure.x), tables.study
     is_along = taken(data.runs, figure.x, study)
     every = split(data, figure.x, study)
     ticks = {id(panel): _values_of_x(panel, is_along) for panel in every}

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from configs.study import Figure as FigureRow
 from plots.canvas import fold, name_ticks, sheet, watermark
 from plots.data import observe, span
 from plots.lines import from_zero
@@ -24,7 +23,7 @@ _MOST_POINTS = 600
 """Most points of a line; more samples than a figure has pixels are averaged."""
 
 
-def draw_loss(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> Figure:
+def draw_loss(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw loss against iteration, a panel a case, a line a run.
 
     Runs that coincide stay apart by width: the reference is wide and drawn first. An iteration
@@ -94,7 +93,7 @@ _PROCESS = _Memory("allocated_gib", "process memory (GiB)", "process: rank 0's o
 _MACHINE = _Memory("host_used_gib", "machine's\nmemory (GiB)", "machine: all its processes")
 
 
-def draw_memory(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> Figure:
+def draw_memory(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw device and host memory, a panel each and case, over the titles of an iteration.
 
     Raises:
@@ -181,7 +180,7 @@ _RESOURCES = (
 """From above: the host, then the devices; one that no sample knows is left out."""
 
 
-def draw_utilisation(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> Figure:
+def draw_utilisation(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw timelines over the run, a row a resource, engines over each other; a block a case.
 
     Raises:

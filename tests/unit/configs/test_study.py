@@ -148,11 +148,6 @@ def test_a_study_takes_over_what_it_extends(make):
     assert not shipped.is_default
 
 
-def test_the_default_study_comes_first():
-    assert default_study() is load_study(study_names()[0])
-    assert [name for name in study_names() if load_study(name).is_default] == study_names()[:1]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

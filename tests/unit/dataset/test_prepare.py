@@ -232,12 +232,6 @@ def test_bad_lines_are_listed(text, tmp_path):
     assert (tmp_path / "a.bad-lines.txt").read_text() == f"{text}:41: no key 'text'\n"
 
 
-def test_input_without_text_is_refused(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DatasetError, match="holds no text under 'text'"):
-        run(job(tmp_path / "x.jsonl", tmp_path / "a"))
-
-
 def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):
     with pytest.raises(DatasetError, match=r"no text under 'txt' \(.*x.jsonl:1: no key 'txt'\)"):
         run(job(text, tmp_path / "a", keys=("txt",)))

@@ -185,13 +185,6 @@ def test_a_key_of_other_releases_is_told_as_such():
     assert said == {"zero_optimization.cpu_offload": f"{text}; leave it out"}
 
 
-def test_an_older_name_is_told_the_name_that_people_write():
-    key = "stage3_gather_fp16_weights_on_model_save"
-    found = told({"train_batch_size": 1, "zero_optimization": {"stage": 3, key: True}})
-    remedies = {note.key: note.remedy for note in found.warnings}
-    assert remedies[f"zero_optimization.{key}"] == "write stage3_gather_16bit_weights_on_model_save"
-
-
 @pytest.mark.parametrize("zero", [{"overlap_com": True}, {"compute_grad_norm": False}])
 def test_a_key_for_which_deepspeed_raises_is_not_said_to_do_nothing(tmp_path, capsys, zero):
     path = tmp_path / "file.json"

@@ -30,7 +30,9 @@ STUDY = {
         },
         "oil": {"title": "Oil"},
     },
-    "figures": {"drying": {"kind": "swept", "title": "How long it takes"}},
+    "figures": {
+        "drying": {"kind": "swept", "title": "How long it takes", "x": "coats", "y": ["dry_ms"]},
+    },
 }  # fmt: skip
 
 

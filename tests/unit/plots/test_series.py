@@ -1,6 +1,6 @@
 import pytest
 
-from configs.study import Figure, default_study
+from configs.study import default_study
 from plots.data import along, describe, observe, pooled, series, split as split_of
 from plots.tables import read_tables
 
@@ -8,8 +8,7 @@ from plots.tables import read_tables
 @pytest.fixture
 def look(tmp_path):
     def look(sweep, x="", y=(), **options):
-        figure = Figure(kind="swept", title="", x=x, y=y) if x or y else None
-        return observe(read_tables(sweep.write(tmp_path / "tables", **options)), figure)
+        return observe(read_tables(sweep.write(tmp_path / "tables", **options)), y, x)
 
     return look
 
@@ -39,11 +38,6 @@ def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
     value = pooled(data.values, "update_rate")
     assert (value.median, value.low, value.high, value.iterations) == (14e9, 14e9, 14e9, 0)
     assert data.remarks() == []
-
-
-def test_accumulation_is_worked_out_where_the_table_lacks_it(sweep, look):
-    sweep.add("vanilla", micro_batch_size=2, dp=2, accumulation=8)
-    assert look(sweep, without=("accumulation",)).runs["accumulation"].tolist() == [8]
 
 
 def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):

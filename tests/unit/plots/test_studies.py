@@ -178,10 +178,13 @@ def test_texts_along_an_axis_are_named(folder):
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"kind": "pie"}, "unknown kind 'pie'"),
-        ({"kind": "swept", "x": "yeast_g"}, "kind 'swept' needs x and y"),
-        ({"kind": "loss", "x": "yeast_g"}, "x means nothing to kind 'loss', which takes no parame"),
-        ({"kind": "results", "y": ["loss"], "label": "l"}, "which takes y"),
+        (
+            {"kind": "pie"},
+            "'figures.odd': Input tag 'pie' found using 'kind' does not match",
+        ),
+        ({"kind": "swept", "x": "yeast_g"}, "field 'figures.odd.swept.y' is missing"),
+        ({"kind": "loss", "x": "yeast_g"}, "'figures.odd.loss.x' = 'yeast_g': Extra inputs"),
+        ({"kind": "results", "y": []}, "'figures.odd.results.y' = []: Tuple should have at least"),
     ],
 )
 def test_a_figure_that_no_kind_can_draw_is_refused_by_name(sweep, tmp_path, capsys, row, why):
@@ -191,7 +194,6 @@ def test_a_figure_that_no_kind_can_draw_is_refused_by_name(sweep, tmp_path, caps
     folder = ovens.write(tmp_path / "t", study)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 2
     error = capsys.readouterr().err
-    assert "study 'ovens', figure 'odd': " in error
     assert why in error
     assert error.count("\n") == 1
     assert not (tmp_path / "f").exists()
