@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from configs.errors import ConfigError
+from configs.files import read_given_json
 from configs.study import Study, default_study, study_from
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
@@ -92,16 +92,10 @@ def study_of(folder: Path) -> Study:
     """Return the study that lies beside tables, or the default one where none does.
 
     Raises:
-        PlotError: the file is no study.
+        ConfigError: the file is no study.
     """
     path = folder / STUDY_FILE
-    if not path.exists():
-        return default_study()
-    try:
-        return study_from(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, ConfigError) as error:
-        reason = " ".join(str(error).removeprefix(f"{path}: ").split())
-        raise PlotError(f"{path}: cannot be read as a study: {reason}") from None
+    return study_from(read_given_json(path), str(path)) if path.exists() else default_study()
 
 
 def read_tables(folder: Path, study: Study | None = None) -> Tables:

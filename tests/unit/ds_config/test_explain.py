@@ -6,12 +6,10 @@ import importlib.metadata
 import json
 
 import pytest
-from deepspeed.runtime.config import DeepSpeedConfig
-from in_process import VERSION, ask, explain_or_advise
+from in_process import VERSION, ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
 from ds_config.explain import explain, fixed, walk
-from ds_config.release import without_auto
 
 GOOD = {
     "train_batch_size": "auto",
@@ -32,10 +30,6 @@ GOOD = {
     "activation_checkpointing": {"partition_activations": True},
     "wall_clock_breakdown": False,
 }
-
-
-def told(table, **more):
-    return explain(table, ask(table), **more)
 
 
 def notes(found):
@@ -195,14 +189,6 @@ def test_a_key_for_which_deepspeed_raises_is_not_said_to_do_nothing(tmp_path, ca
     text = capsys.readouterr().out
     assert "it would refuse this configuration." in text
     assert f"{next(iter(zero))}: does nothing" not in text
-
-
-def refuses(table):
-    try:
-        DeepSpeedConfig(without_auto(table))
-    except Exception:  # noqa: BLE001 - whatever it raises
-        return True
-    return False
 
 
 def test_a_corrected_copy_lies_beside_and_replaces_nothing(tmp_path, capsys):

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from deepspeed.runtime.config import DeepSpeedConfig
-from in_process import ask, explain_or_advise
+from in_process import explain_or_advise, refuses, told
 
 from ds_config.document import read_config
-from ds_config.explain import explain, fixed
-from ds_config.release import without_auto
+from ds_config.explain import fixed
 
 PUBLISHED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "ds-configs"
 GUIDES = {
@@ -43,18 +41,6 @@ GUIDES = {
 FILES = sorted(PUBLISHED.glob("*.json")) if PUBLISHED.is_dir() else []
 
 
-def told(table):
-    return explain(table, ask(table))
-
-
-def takes(table):
-    try:
-        DeepSpeedConfig(without_auto(table))
-    except Exception:  # noqa: BLE001 - whatever it raises
-        return False
-    return True
-
-
 @pytest.fixture(params=[*GUIDES, *(path.name for path in FILES)])
 def file(request, tmp_path):
     path = tmp_path / "config.json"
@@ -66,16 +52,16 @@ def file(request, tmp_path):
 def test_the_loader_agrees_and_no_key_of_deepspeed_is_unknown(file):
     table = read_config(file).table
     found = told(table)
-    assert found.is_accepted == takes(table)
+    assert found.is_accepted != refuses(table)
     assert all(line.meaning for line in found.keys)
-    if takes(table):
+    if not refuses(table):
         assert not found.unknown
 
 
 def test_a_corrected_copy_loads(file):
     table = read_config(file).table
     table, _ = fixed(table, told(table))
-    assert takes(table)
+    assert not refuses(table)
     assert told(table).is_accepted
 
 

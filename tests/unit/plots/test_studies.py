@@ -204,5 +204,5 @@ def test_a_study_that_cannot_be_read_is_refused_in_a_line(folder, tmp_path, caps
     (folder / "study.json").write_text(content)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 2
     error = capsys.readouterr().err
-    assert "study.json: cannot be read as a study" in error
+    assert f"{folder / 'study.json'}: " in error
     assert error.count("\n") == 1
