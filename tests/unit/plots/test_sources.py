@@ -28,6 +28,8 @@ def test_simulated_values_are_watermarked_and_said_below(draw, sweep, name, pane
     both(sweep, "simulated")
     figure = draw(name, sweep)
     assert watermarks(figure) == ["simulated"] * panels
+    marks = [t for ax in figure.axes for t in ax.texts if t.get_gid() == "watermark"]
+    assert all(mark.get_zorder() < 1 for mark in marks), "behind the data"
     note = " ".join(figure.get_supxlabel().split())
     assert "measured · cuda NVIDIA H100 · simulated" in note
 
