@@ -36,6 +36,13 @@ def test_stock_is_the_sum_of_the_passes_it_makes():
     assert found["stock_on_cpu_over_fused"]["median"] == pytest.approx(1.6)
 
 
+def test_shares_of_what_memory_allows():
+    found = result()["passes"]
+    assert found["share_of_probe"]["median"] == pytest.approx(0.8)
+    # 8 bytes in 0.1 s are 80 a second; the fused pass moves 28 in 0.5 s.
+    assert found["share_of_stream"]["median"] == pytest.approx(56 / 80)
+
+
 def test_goals_are_judged():
     rows = {row[0]: row for row in host.ratios(result())}
     assert rows["stock with a GPU / fused"][2:] == [">= 2.5", "met"]
