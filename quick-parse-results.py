@@ -13,10 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from configs.cli import Parser, add_json, add_warmup, complain, number_from_0, run_command, say
+from configs.cli import Parser, add_json, add_warmup, number_from_0, run_command, say
 from parse.log import read_usable_log
 from parse.records import PHASES, Log, LogError
-from parse.verdict import DEFAULT_TOLERANCE, compare, reject_lines
+from parse.verdict import DEFAULT_TOLERANCE, compare
 
 KEYS = ("vanilla", "deep_optimizer_states")
 """Names of the two sides in the JSON."""
@@ -34,9 +34,6 @@ def main() -> int:
     if not result["verdict"]["pair"]:
         paths = " and ".join(str(log.path) for log in logs)
         raise LogError(f"{paths}: they have no iteration in common")
-    if args.show_rejects:
-        for line in (line for log in logs for line in reject_lines(log)):
-            complain(line)
     if args.json:
         say(json.dumps(result, indent=2, allow_nan=False))
     else:
@@ -52,8 +49,6 @@ def _parser() -> Parser:
     close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
     parser.add_argument("--tolerance", type=number_from_0, default=DEFAULT_TOLERANCE, help=close)
     add_json(parser)
-    shown = "print every line that was left out, and why, to standard error"
-    parser.add_argument("--show-rejects", action="store_true", help=shown)
     return parser
 
 

@@ -139,14 +139,37 @@ class Engine(Table):
     log: str = ""  # how it reads in a log's name; empty: engine_NAME
 
 
-class Figure(Table):
-    """A figure: one of the kinds of ``plots.registry``, with what it shows."""
+Columns = Annotated[tuple[str, ...], Field(min_length=1)]
+"""Columns of ``runs.csv``."""
 
-    kind: str
+
+class WholeFigure(Table):
+    """A figure of all that the tables hold of its kind."""
+
+    kind: Literal["breakdown", "loss", "models", "memory", "utilisation"]
     title: str  # what it shows, in a sentence
-    x: str = ""  # the field along the axis
-    y: tuple[str, ...] = ()  # columns of runs.csv
+
+
+class ResultsFigure(Table):
+    """A figure of results of whole runs."""
+
+    kind: Literal["results", "tradeoff"]
+    title: str
+    y: Columns
+
+
+class SweptFigure(Table):
+    """A figure of columns against a field."""
+
+    kind: Literal["swept"]
+    title: str
+    x: str  # the field along the axis
+    y: Columns
     label: str = ""  # of the axis, where it is not the field's
+
+
+Figure = Annotated[WholeFigure | ResultsFigure | SweptFigure, Field(discriminator="kind")]
+"""A figure that a study declares; :mod:`plots.registry` draws its kind."""
 
 
 class Companion(Table):
@@ -229,7 +252,7 @@ class Study(Table):
         yield "", "reference engine", [self.reference], self.engines
         yield "ds_config: ", "field", fields_in(self.ds_config), of_point
         for key, figure in self.figures.items():
-            yield f"figure '{key}': ", "field", [figure.x], of_point
+            yield f"figure '{key}': ", "field", [getattr(figure, "x", "")], of_point
         for key, companion in self.companions.items():
             used = fields_in([companion.name, companion.arguments, companion.device_share])
             yield f"companion '{key}': ", "field", [companion.field], of_point

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,22 +33,18 @@ class Table(BaseModel):
             raise ConfigError(f"{source}: {'; '.join(_lines(error, cls))}") from None
 
 
-def _lines(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Return a line for each wrong field; an unknown one gets its nearest neighbour."""
-    lines = []
+def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Yield a line for each wrong field; an unknown one gets its nearest neighbour."""
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
-        if not where:
-            lines.append(message)
-        elif item["type"] == "extra_forbidden" and "." not in where:
-            lines.append(explain.unknown("field", where, model.model_fields))
-        elif item["type"] == "extra_forbidden":
-            lines.append(f"unknown field '{where}'")
+        if item["type"] == "extra_forbidden" and "." not in where:
+            yield explain.unknown("field", where, model.model_fields)
+        elif not where:
+            yield message
         elif item["type"] == "missing":
-            lines.append(f"field '{where}' is missing")
-        elif isinstance(item["input"], dict):
-            lines.append(f"field '{where}': {message}")
+            yield f"field '{where}' is missing"
+        elif isinstance(item["input"], dict):  # too long to show
+            yield f"field '{where}': {message}"
         else:
-            lines.append(f"field '{where}' = {item['input']!r}: {message}")
-    return lines
+            yield f"field '{where}' = {item['input']!r}: {message}"

@@ -1,7 +1,6 @@
 """Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
 
-``python -m parse compare OLD NEW`` is the regression gate, see :mod:`parse.regress`; ``python -m
-parse diagnose LOG...`` says what ails a run, see :mod:`parse.diagnose`.
+``python -m parse diagnose LOG...`` says what ails a run, see :mod:`parse.diagnose`.
 """
 
 from __future__ import annotations
@@ -33,15 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from parse import diagnose
 
         return diagnose.main(given[1:])
-    if given[:1] == ["compare"]:
-        from parse import regress
-
-        return regress.main(given[1:])
     parser = Parser(
         "python -m parse",
         "Logs to tables.",
-        epilog="'python -m parse compare OLD NEW' looks for regressions, "
-        "'python -m parse diagnose LOG...' says what ails a run.",
+        epilog="'python -m parse diagnose LOG...' says what ails a run.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")

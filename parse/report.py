@@ -434,17 +434,20 @@ def find_figures(
         source: Where figures come from that do not say it themselves.
 
     Returns:
-        What the templates show of each page of each figure; ``figure`` is its name.
+        What the templates show of each figure; ``figure`` is its name.
     """
-    entries = []
-    for path in folder.glob("[!.]*.png"):
-        page = re.fullmatch(r"(?P<figure>.+)-page-(?P<number>\d+)", path.stem)
-        figure, number = (page["figure"], int(page["number"])) if page else (path.stem, 1)
-        rank = wanted.index(figure) if figure in wanted else len(wanted)
-        title = titles.get(figure, figure) + (f" (page {number})" if page else "")
-        entry = {"figure": figure, "title": title, **_figure_entry(path, source)}
-        entries.append((rank, figure, number, entry))
-    return [entry for *_, entry in sorted(entries, key=lambda item: item[:3])]
+    places = {name: place for place, name in enumerate(wanted)}
+    found = sorted(
+        folder.glob("[!.]*.png"), key=lambda path: (places.get(path.stem, len(wanted)), path.stem)
+    )
+    return [
+        {
+            "figure": path.stem,
+            "title": titles.get(path.stem, path.stem),
+            **_figure_entry(path, source),
+        }
+        for path in found
+    ]
 
 
 def _figure_entry(png: Path, source: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ run (simulated, published), ``values.json`` in place of a log.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +24,7 @@ from parse.records import (
     Log,
     LogError,
     after_warmup,
+    as_number,
     as_table,
     finite,
 )
@@ -86,7 +86,7 @@ class Run:
         if not self.run_json:
             return []
         rows = json_lines(self.log.path.parent / MONITOR_FILE)
-        found = [{name: _figure(row.get(name)) for name in SAMPLE_COLUMNS} for row in rows]
+        found = [{name: as_number(row.get(name)) for name in SAMPLE_COLUMNS} for row in rows]
         return [sample for sample in found if sample["time_s"] is not None]
 
     @property
@@ -166,8 +166,7 @@ class Run:
     @property
     def repeat(self) -> int | None:
         """The number of the repeat, from 1; None when not recorded."""
-        value = self.run_json.get("repeat")
-        return value if isinstance(value, int) and value is not True and value > 0 else None
+        return self.run_json.get("repeat")
 
     def recorded(self, name: str) -> str:
         """Return a text of ``run.json``, such as ``run_id``; empty when it is not there."""
@@ -225,13 +224,10 @@ def read_values(path: Path) -> Log:
     """Return what ``values.json`` says, as a log of one iteration.
 
     Raises:
-        LogError: the file is missing, or is not one of ours.
+        ConfigError: the file is missing, or is not one of ours.
     """
-    try:
-        values = read_given_json(path)
-    except ConfigError as error:
-        raise LogError(str(error)) from None
-    numbers = {name: _figure(value) for name, value in values.items()}
+    values = read_given_json(path)
+    numbers = {name: as_number(value) for name, value in values.items()}
     record = Iteration(1, printed={"tflops": numbers.get("tflops")})
     if (iteration_ms := numbers.get("iteration_ms")) is not None:
         record.iteration_s = iteration_ms / 1000
@@ -292,7 +288,7 @@ def read_sweep(folder: Path) -> list[Run]:
     for entry, log_path in _sweep_entries(folder):
         try:
             run = read_run(log_path)
-        except LogError:
+        except ConfigError:
             log = Log(path=log_path, notes=["no log"])
             kept = read_json(log_path.parent / "run.json")
             run = _run_of_folder(log, {"repeat": entry.get("repeat"), **kept})
@@ -330,12 +326,6 @@ def _accumulation(settings: Mapping[str, Any]) -> int | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _figure(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
 
 
 # Names of runs that are read together
@@ -419,8 +409,6 @@ class PointRuns:
     runs: list[Run]
     label: str
     """Name of the point, unique among those grouped together."""
-    identity: str
-    """Settings and engine: all that repeats have in common, their length aside."""
 
     @property
     def engine(self) -> str | None:
@@ -460,15 +448,16 @@ class PointRuns:
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
-    groups: dict[tuple[str, object], list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
-        identity = json.dumps([_point_key(run), run.engine, values])
-        groups.setdefault((identity, run.settings.get("iterations")), []).append(run)
+        iterations = run.settings.get("iterations")
+        key = json.dumps([_point_key(run), run.engine, values, iterations])
+        groups.setdefault(key, []).append(run)
     names = [_point_name(members) for members in groups.values()]
     return [
-        PointRuns(members, name if names.count(name) == 1 else members[0].label, identity)
-        for ((identity, _), members), name in zip(groups.items(), names, strict=True)
+        PointRuns(members, name if names.count(name) == 1 else members[0].label)
+        for members, name in zip(groups.values(), names, strict=True)
     ]
 
 

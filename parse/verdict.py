@@ -13,7 +13,6 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from configs.files import printable
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
@@ -373,12 +372,6 @@ def timing_reasons(timed: list[int], warmup: int) -> list[str]:
         f"{min(timed)} timed iterations after a warm-up of {warmup}, "
         f"at least {MINIMUM_TIMED} are needed"
     ]
-
-
-def reject_lines(log: Log) -> list[str]:
-    """Return all lines of a log that were left out: ``FILE:LINE: reason: text``."""
-    path = printable(str(log.path))
-    return [f"{path}:{r.line}: {r.reason}: {r.text}".removesuffix(": ") for r in log.rejects]
 
 
 def log_notes(log: Log) -> list[str]:

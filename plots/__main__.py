@@ -16,7 +16,7 @@ import matplotlib as mpl
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
-from plots.canvas import FORMATS, save
+from plots.canvas import save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
 
@@ -30,12 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().read(argv)
     study = study_of(args.tables)
     known = figures(study)
-    if args.list:
-        for name, figure in known.items():
-            say(f"{name:20} {figure.row.title}")
-        return 0
-    if args.tables is None or args.out is None:
-        raise ConfigError("give TABLES_DIR and --out FIGURES_DIR, or --list")
     unknown = [name for name in (*args.figure, *args.expect) if name not in known]
     if unknown:
         raise ConfigError(f"figure '{unknown[0]}' is unknown; known: {', '.join(known)}")
@@ -64,17 +58,15 @@ def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace
             complain(f"plots: error: {error}")
             code = code or 1
             continue
-        kinds = ", ".join(dict.fromkeys(path.suffix for path in files[1 : len(FORMATS)]))
-        pages = f"; {len(made)} pages" if len(made) > 1 else ""
-        say(f"{files[0]} (and {kinds}{pages})")
+        say(f"{files[0]} (and {', '.join(path.suffix for path in files[1:])})")
         drawn += 1
     return code or int(not drawn)
 
 
 def _parser() -> Parser:
     parser = Parser("python -m plots", "Tables to figures.")
-    parser.add_argument("tables", type=Path, metavar="TABLES_DIR", nargs="?")
-    parser.add_argument("--out", type=Path, metavar="FIGURES_DIR")
+    parser.add_argument("tables", type=Path, metavar="TABLES_DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="FIGURES_DIR")
     parser.add_argument(
         "--figure", nargs="+", action="extend", default=[], metavar="NAME",
         help="draw these alone; one that is impossible is an error",
@@ -83,7 +75,6 @@ def _parser() -> Parser:
         "--expect", nargs="+", action="extend", default=[], metavar="NAME",
         help="what these runs are to show: say of no other figure why it is not drawn",
     )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="say what figures there are, and leave")
     return parser
 
 

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from configs.errors import ConfigError
-from configs.study import Figure as FigureRow, Study, Style, load_study
-from plots.canvas import fold, pages, plain, sheet, watermark
+from configs.study import ResultsFigure, Study, Style, load_study
+from plots.canvas import fold, plain, sheet, watermark
 from plots.data import (
     Value,
     by_setting,
@@ -69,8 +69,8 @@ class Panel:
 
 
 def draw_breakdown(
-    tables: Tables, _figure: FigureRow, *, asked: bool = True, with_rates: bool = False
-) -> list[Figure]:
+    tables: Tables, _figure: object, *, asked: bool = True, with_rates: bool = False
+) -> Figure:
     """Draw iterations as stacks of their phases, a panel a case.
 
     Args:
@@ -108,14 +108,14 @@ def draw_breakdown(
 draw_models = partial(draw_breakdown, with_rates=True)
 
 
-def draw_results(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_results(tables: Tables, figure: ResultsFigure, *, asked: bool = True) -> Figure:
     """Draw a panel for each of the figure's quantities that a run has, published values beside.
 
     Raises:
         PlotError: no run has any of them.
     """
     del asked
-    data, study = observe(tables, figure), tables.study
+    data, study = observe(tables, figure.y), tables.study
     others = published(study)
     rows = []
     for shown in (quantity(name, study) for name in figure.y):
@@ -188,8 +188,8 @@ def _bars(rows: pd.DataFrame) -> list[Bar]:
     return [bar for _, bar in sorted(found, key=lambda item: item[0])]
 
 
-def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str]) -> list[Figure]:
-    """Draw pages of rows of panels; a column of one quantity has one scale."""
+def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str]) -> Figure:
+    """Draw rows of panels; a column of one quantity has one scale."""
     study, columns = tables.study, list(zip(*rows, strict=True))
     flat = [panel for row in rows for panel in row]
     scales = {
@@ -207,25 +207,22 @@ def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str])
         lines = fold(row[0].title, _TITLE_CHARACTERS).count("\n") + 2.5 * (not is_shared)
         return 0.3 + 0.16 * lines + _BAR_INCHES * len(row[0].bars)
 
-    figures = []
-    for page in pages(rows, inches):
-        layout = {
-            "sharex": "col" if is_shared else "none",
-            "gridspec_kw": {"height_ratios": [len(row[0].bars) for row in page]},
-        }
-        shape, height = (len(page), len(columns)), 0.85 + sum(map(inches, page))
-        with sheet(_handles(flat, study), height, shape, about, **layout) as (figure, grid):
-            for axes, row in zip(grid, page, strict=True):
-                for column, (ax, panel) in enumerate(zip(axes, row, strict=True)):
-                    scale = scales[panel.quantity]
-                    end = longest[column] if is_shared else max(panel.ends, default=0.0)
-                    _draw_panel(ax, panel, scale, study, _LEAST_SHARE * len(row) * end)
-                    ax.tick_params(axis="y", labelleft=column == 0)
-                    label = panel.quantity.label(scale, is_measured).replace("\n", " ")
-                    if not is_shared or row is page[-1]:
-                        ax.set_xlabel(fold(label, _TITLE_CHARACTERS // len(row)))
-        figures.append(figure)
-    return figures
+    layout = {
+        "sharex": "col" if is_shared else "none",
+        "gridspec_kw": {"height_ratios": [len(row[0].bars) for row in rows]},
+    }
+    shape, height = (len(rows), len(columns)), 0.85 + sum(map(inches, rows))
+    with sheet(_handles(flat, study), height, shape, about, **layout) as (figure, grid):
+        for axes, row in zip(grid, rows, strict=True):
+            for column, (ax, panel) in enumerate(zip(axes, row, strict=True)):
+                scale = scales[panel.quantity]
+                end = longest[column] if is_shared else max(panel.ends, default=0.0)
+                _draw_panel(ax, panel, scale, study, _LEAST_SHARE * len(row) * end)
+                ax.tick_params(axis="y", labelleft=column == 0)
+                label = panel.quantity.label(scale, is_measured).replace("\n", " ")
+                if not is_shared or row is rows[-1]:
+                    ax.set_xlabel(fold(label, _TITLE_CHARACTERS // len(row)))
+    return figure
 
 
 def _draw_panel(ax: Axes, panel: Panel, scale: Scale, study: Study, least_ms: float) -> None:

@@ -1,14 +1,14 @@
-"""Shared by all figures: texts, pages, a sheet of panels with legend and footnote, saving."""
+"""Shared by all figures: texts, a sheet of panels with legend and footnote, saving."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from matplotlib import style as styles
 from matplotlib.axes import Axes
@@ -19,15 +19,12 @@ from plots.tables import PlotError
 
 FORMATS = ("png", "pdf", "svg")
 _WIDTH_INCHES = 6.4
-_PAGE_INCHES = 10.0
-"""Height of the panels of a page; a figure with more of them has several pages."""
 _NOTE_CHARACTERS = 112
 _LEGEND_CHARACTERS = 104
 """Room of a row of the legend, in characters; a handle takes eight more."""
 _CHARACTER_INCHES = 0.065
 _SLANTED_INCHES = 0.17
 """Between names of ticks that are slanted, so that their lines do not touch."""
-Item = TypeVar("Item")
 
 
 def plain(text: str) -> str:
@@ -46,24 +43,6 @@ def fold(text: str, width: int) -> str:
         else:
             lines[-1] = joined
     return "\n".join(line for line in lines if line)
-
-
-def pages(items: Iterable[Item], inches: Callable[[Item], float]) -> list[list[Item]]:
-    """Deal what a figure shows onto pages, in order.
-
-    Args:
-        items: What must not be torn apart: a panel, a row of panels, a block of them.
-        inches: Height of one.
-    """
-    found: list[list[Item]] = []
-    room = 0.0
-    for item in items:
-        if not found or inches(item) > room:
-            found.append([])
-            room = _PAGE_INCHES
-        found[-1].append(item)
-        room -= inches(item)
-    return found
 
 
 @contextmanager
@@ -137,47 +116,39 @@ def name_ticks(ax: Axes, at: Sequence[float], names: Sequence[str], columns: int
     ax.set_xticks(at, texts, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
 
 
-def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> list[Path]:
-    """Write the pages of a figure as PNG, PDF and SVG, without a date.
-
-    Equal tables give equal files. Pages of an older drawing that had more of them are removed.
+def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
+    """Write a figure as PNG, PDF and SVG, without a date: equal tables give equal files.
 
     Args:
-        figures: Its pages; those after the first are called ``STEM-page-2`` and so on.
+        figure: What to write.
         out: Folder.
         stem: File name without its ending.
         text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
 
     Returns:
-        The files, the first page first.
+        The files.
 
     Raises:
         PlotError: a file cannot be written.
     """
+    note = figure.get_supxlabel().replace("\n", " ").replace(r"\$", "$")
+    about: dict[str, dict[str, Any]] = {
+        "png": {},
+        "pdf": {"CreationDate": None, "Title": stem},
+        "svg": {"Date": None, "Title": stem, "Description": f"{text}. {note}"},
+    }
     written = []
-    for number, figure in enumerate(figures, 1):
-        name = stem if number == 1 else f"{stem}-page-{number}"
-        note = figure.get_supxlabel().replace("\n", " ").replace(r"\$", "$")
-        about: dict[str, dict[str, Any]] = {
-            "png": {},
-            "pdf": {"CreationDate": None, "Title": name},
-            "svg": {"Date": None, "Title": name, "Description": f"{text}. {note}"},
-        }
-        for kind in FORMATS:
-            path, beside = out / f"{name}.{kind}", out / f".{name}.{kind}"
-            buffer = io.BytesIO()
-            with styles.context(STYLE_FILE):
-                figure.savefig(buffer, format=kind, metadata=about[kind])
-            figure.set_layout_engine("none")  # all formats are laid out alike
-            try:
-                beside.write_bytes(buffer.getvalue())
-                beside.replace(path)
-            except OSError as error:
-                if beside.exists():
-                    beside.unlink()
-                raise PlotError(f"{path}: cannot be written: {error.strerror}") from None
-            written.append(path)
-    for path in set(out.glob(f"{stem}-page-[0-9]*.*")) - set(written):
-        if path.suffix[1:] in FORMATS:
-            path.unlink()
+    for kind in FORMATS:
+        path, beside = out / f"{stem}.{kind}", out / f".{stem}.{kind}"
+        buffer = io.BytesIO()
+        with styles.context(STYLE_FILE):
+            figure.savefig(buffer, format=kind, metadata=about[kind])
+        figure.set_layout_engine("none")  # all formats are laid out alike
+        try:
+            beside.write_bytes(buffer.getvalue())
+            beside.replace(path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise PlotError(f"{path}: cannot be written: {error.strerror}") from None
+        written.append(path)
     return written

@@ -11,7 +11,7 @@ import pandas as pd
 
 from configs.fields import field_row
 from configs.naming import Fields, Namer
-from configs.study import Figure, Study
+from configs.study import Study
 from plots.style import Look, Looks
 from plots.tables import MEASURED, SOURCES, Tables
 
@@ -67,17 +67,16 @@ class Observations:
         return found
 
 
-def observe(tables: Tables, figure: Figure | None = None) -> Observations:
-    """Join both tables, for the x and the columns of a figure where one is given."""
+def observe(tables: Tables, y: Sequence[str] = (), x: str = "") -> Observations:
+    """Join both tables, with the columns ``y`` and the field ``x`` along a figure's axis."""
     study = tables.study
     settings = tuple(
         name
         for name, row in study.all_fields.items()
         if not row.only_some_engines and name not in (*_NO_SETTINGS, *study.set_by_engines)
     ) + tuple(name for name in tables.runs if name.startswith("model."))
-    runs = _settled(tables.runs, settings, study, figure)
+    runs = _settled(tables.runs, settings, study, x)
     phases = [f"{phase}_ms" for phase in study.phases]
-    y = figure.y if figure else ()
     measures = list(dict.fromkeys(("iteration_ms", *phases, "tflops", "update_rate",
                                    "samples_per_s", *y)))  # fmt: skip
     iterations = tables.iterations
@@ -107,13 +106,10 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
     return Observations(runs, values, settings)
 
 
-def _settled(
-    runs: pd.DataFrame, settings: Sequence[str], study: Study, figure: Figure | None
-) -> pd.DataFrame:
+def _settled(runs: pd.DataFrame, settings: Sequence[str], study: Study, x: str) -> pd.DataFrame:
     """Return the runs with every setting that the others allow to work out."""
     own = [name for name, row in study.fields.items() if row.only_some_engines and name in runs]
-    x = [figure.x] if figure and figure.x else []
-    columns = list(dict.fromkeys((*_RUN_COLUMNS, *settings, *own, *(n for n in x if n in runs))))
+    columns = list(dict.fromkeys((*_RUN_COLUMNS, *settings, *own, *([x] if x in runs else ()))))
     table = runs.drop_duplicates("path")[columns].copy()
     for name in own:  # at its default wherever it does not apply
         default = study.fields[name].default
@@ -121,17 +117,15 @@ def _settled(
         table[name] = table[name].mask(
             unknown, float(default) if isinstance(default, bool) else default
         )
-    ranked = table["micro_batch_size"] * table["dp"].fillna(1)
-    table["accumulation"] = table["accumulation"].fillna(table["global_batch_size"] / ranked)
     for companion in study.companions.values():
         # A log of a run without a companion does not name its field.
         table[companion.field] = table[companion.field].fillna(0.0)
     # Along its axis, an engine's own field makes points of one series.
-    rows = table.drop(columns=x, errors="ignore").to_dict("records")
+    rows = table.drop(columns=[x], errors="ignore").to_dict("records")
     named = [fields_of(row, study) for row in rows]
     looks = Looks(study, named)
     table["look"] = [looks.of(row) for row in named]
-    return table.assign(**{X: _along(table, x[0], study)}) if x else table
+    return table.assign(**{X: _along(table, x, study)}) if x else table
 
 
 def _along(table: pd.DataFrame, name: str, study: Study) -> pd.Series:

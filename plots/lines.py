@@ -16,8 +16,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 from pandas.api.types import is_numeric_dtype
 
 from configs.fields import field_row
-from configs.study import Figure as FigureRow
-from plots.canvas import fold, name_ticks, pages, sheet, watermark
+from configs.study import SweptFigure
+from plots.canvas import fold, name_ticks, sheet, watermark
 from plots.data import (
     Panel,
     Series,
@@ -42,7 +42,7 @@ _ROW_INCHES = 2.0
 _TITLE_CHARACTERS = 66
 
 
-def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_swept(tables: Tables, figure: SweptFigure, *, asked: bool = True) -> Figure:
     """Draw quantities against a setting, a row of panels a case.
 
     Args:
@@ -54,7 +54,7 @@ def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list
         PlotError: no run has both the setting and one of the quantities, or, unasked, no model has
             two values of the setting.
     """
-    data, study = observe(tables, figure), tables.study
+    data, study = observe(tables, figure.y, figure.x), tables.study
     is_along = taken(data.runs, figure.x, study)
     every = split(data, figure.x, study)
     ticks = {id(panel): _values_of_x(panel, is_along) for panel in every}
@@ -84,23 +84,20 @@ def draw_swept(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list
     drawn = data.values["path"][data.values["path"].isin(shown) & data.values[X].notna()]
     notes = [describe(flat), *data.remarks(shown), tables.provenance(drawn)]
     handles = _handles([one for column in columns for one in column.series], lines)
-    figures = []
-    for page in pages(list(range(len(panels))), lambda _: _ROW_INCHES):
-        shape, height = (len(page), len(columns)), 0.6 + _ROW_INCHES * len(page)
-        with sheet(handles, height, shape, notes) as (made, grid):
-            for axes, place in zip(grid, page, strict=True):
-                axes[0].set_title(fold(panels[place].title, _TITLE_CHARACTERS), loc="left")
-                for ax, column in zip(axes, columns, strict=True):
-                    column.draw(ax, place, lines)
-                    if at := ticks[id(panels[place])]:
-                        if row.log_axis and at[0] > 0:
-                            ax.set_xscale("log", base=2)
-                        name_ticks(ax, at, [texts.get(x) or row.text(x) for x in at], len(columns))
-                        ax.xaxis.set_minor_locator(NullLocator())
-            for ax in grid[-1]:
-                ax.set_xlabel(figure.label or row.axis_label)
-        figures.append(made)
-    return figures
+    shape, height = (len(panels), len(columns)), 0.6 + _ROW_INCHES * len(panels)
+    with sheet(handles, height, shape, notes) as (made, grid):
+        for place, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+            axes[0].set_title(fold(panel.title, _TITLE_CHARACTERS), loc="left")
+            for ax, column in zip(axes, columns, strict=True):
+                column.draw(ax, place, lines)
+                if at := ticks[id(panel)]:
+                    if row.log_axis and at[0] > 0:
+                        ax.set_xscale("log", base=2)
+                    name_ticks(ax, at, [texts.get(x) or row.text(x) for x in at], len(columns))
+                    ax.xaxis.set_minor_locator(NullLocator())
+        for ax in grid[-1]:
+            ax.set_xlabel(figure.label or row.axis_label)
+    return made
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from configs.study import Figure as FigureRow
+from configs.study import ResultsFigure
 from plots.bars import published
 from plots.canvas import plain, sheet, watermark
 from plots.data import by_setting, describe, observe, pooled
@@ -40,14 +40,14 @@ class Mark(NamedTuple):
     source: str
 
 
-def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figure]:
-    """Draw a panel for each cost that a run has; see the registry's Kind.
+def draw_tradeoff(tables: Tables, figure: ResultsFigure, *, asked: bool = True) -> Figure:
+    """Draw a panel for each cost that a run has.
 
     Raises:
         PlotError: no run has the rate and one of the costs.
     """
     del asked
-    data, study = observe(tables, figure), tables.study
+    data, study = observe(tables, figure.y), tables.study
     rate, *costs = (quantity(name, study) for name in figure.y)
     others, every_setting = published(study), by_setting(data, study)
     usual, letters = every_setting[0].words if every_setting else (), dict[str, str]()
@@ -87,7 +87,7 @@ def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> l
             watermark(ax, {mark.source for mark in marks})
         for ax in grid.ravel()[len(panels) :]:
             ax.remove()
-    return [made]
+    return made
 
 
 def _style(look: Look, source: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ import pandas as pd
 
 from configs.errors import ConfigError
 from configs.fields import shaped_links
+from configs.files import read_given_json
 from configs.study import Study, default_study, study_from
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
@@ -91,20 +91,14 @@ class Tables:
         return " · ".join(parts)
 
 
-def study_of(folder: Path | None) -> Study:
+def study_of(folder: Path) -> Study:
     """Return the study that lies beside tables, or the default one where none does.
 
     Raises:
-        PlotError: the file is no study.
+        ConfigError: the file is no study.
     """
-    path = (folder or Path()) / STUDY_FILE
-    if folder is None or not path.exists():
-        return default_study()
-    try:
-        return study_from(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, ConfigError) as error:
-        reason = " ".join(str(error).removeprefix(f"{path}: ").split())
-        raise PlotError(f"{path}: cannot be read as a study: {reason}") from None
+    path = folder / STUDY_FILE
+    return study_from(read_given_json(path), str(path)) if path.exists() else default_study()
 
 
 def read_tables(folder: Path, study: Study | None = None) -> Tables:
@@ -153,7 +147,4 @@ def _read(
         table[column] = pd.to_numeric(table[column], errors="coerce")
     if "source" in table:
         table["source"] = table["source"].replace("", MEASURED)
-        unknown = set(table["source"]) - set(SOURCES)
-        if unknown:
-            raise PlotError(f"{path}: source '{min(unknown)}' is none of {', '.join(SOURCES)}")
     return table

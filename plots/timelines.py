@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from configs.study import Figure as FigureRow
-from plots.canvas import fold, name_ticks, pages, sheet, watermark
+from plots.canvas import fold, name_ticks, sheet, watermark
 from plots.data import observe, span
 from plots.lines import from_zero
 from plots.style import SOURCE_STYLES, Look
@@ -24,7 +23,7 @@ _MOST_POINTS = 600
 """Most points of a line; more samples than a figure has pixels are averaged."""
 
 
-def draw_loss(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_loss(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw loss against iteration, a panel a case, a line a run.
 
     Runs that coincide stay apart by width: the reference is wide and drawn first. An iteration
@@ -94,7 +93,7 @@ _PROCESS = _Memory("allocated_gib", "process memory (GiB)", "process: rank 0's o
 _MACHINE = _Memory("host_used_gib", "machine's\nmemory (GiB)", "machine: all its processes")
 
 
-def draw_memory(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_memory(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw device and host memory, a panel each and case, over the titles of an iteration.
 
     Raises:
@@ -181,7 +180,7 @@ _RESOURCES = (
 """From above: the host, then the devices; one that no sample knows is left out."""
 
 
-def draw_utilisation(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+def draw_utilisation(tables: Tables, _figure: object, *, asked: bool = True) -> Figure:
     """Draw timelines over the run, a row a resource, engines over each other; a block a case.
 
     Raises:
@@ -255,8 +254,8 @@ def _draw_blocks(
     notes: Sequence[str],
     sizes: tuple[float, float],
     style: Callable[[Look, str], dict[str, Any]],
-) -> list[Figure]:
-    """Draw pages of blocks, a block a case.
+) -> Figure:
+    """Draw a block a case.
 
     Args:
         panel: Draws one row of a case, told whether it is the last.
@@ -269,15 +268,13 @@ def _draw_blocks(
     named = lines[["look", "source"]].drop_duplicates().sort_values("look").to_numpy()
     handles = {look.title(source): Line2D([], [], **style(look, source)) for look, source in named}
     inches = sizes[1] + len(rows) * sizes[0]
-    figures = []
-    for page in pages(lines.groupby("case", sort=False), lambda _: inches):
-        shape = len(page) * len(rows), 1
-        with sheet(handles, 0.6 + len(page) * inches, shape, notes) as (figure, grid):
-            for place, ax in enumerate(grid[:, 0]):
-                (case, block), row = page[place // len(rows)], rows[place % len(rows)]
-                panel(ax, block, row, row is rows[-1])
-                watermark(ax, set(block["source"]), size=22 if sizes[0] > 1.5 else 14)
-                if row is rows[0] and case:
-                    ax.set_title(fold(case, 62), loc="left")
-        figures.append(figure)
-    return figures
+    blocks = list(lines.groupby("case", sort=False))
+    shape = len(blocks) * len(rows), 1
+    with sheet(handles, 0.6 + len(blocks) * inches, shape, notes) as (figure, grid):
+        for place, ax in enumerate(grid[:, 0]):
+            (case, block), row = blocks[place // len(rows)], rows[place % len(rows)]
+            panel(ax, block, row, row is rows[-1])
+            watermark(ax, set(block["source"]), size=22 if sizes[0] > 1.5 else 14)
+            if row is rows[0] and case:
+                ax.set_title(fold(case, 62), loc="left")
+    return figure

@@ -44,7 +44,6 @@ HELP = {
             "launch.export",
             "launch.evaluate",
             "parse",
-            "parse compare",
             "parse diagnose",
             "parse.report",
             "plots",

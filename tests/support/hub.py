@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, which can break off its answers."""
+"""A Hugging Face hub on this machine."""
 
 import hashlib
 import http.server
@@ -16,8 +16,6 @@ class Hub:
 
     files: dict[str, bytes] = field(default_factory=dict)
     """By path, ``REPOSITORY/resolve/main/NAME``."""
-    break_off_after: list[int] = field(default_factory=list)
-    """Bytes to send in each coming answer before the connection ends."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
     agents: set[str] = field(default_factory=set)
@@ -44,19 +42,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             return
         content = hub.files[path]
-        asked = self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
-        self.send_response(206 if start else 200)
-        if start:
-            end = len(content)
-            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{end}")
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command == "GET":
-            limit = hub.break_off_after.pop(0) if hub.break_off_after else len(content)
-            self.wfile.write(content[start:][:limit])
+            self.wfile.write(content)
             self.close_connection = True
 
     def log_message(self, *_):

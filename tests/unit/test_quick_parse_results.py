@@ -200,15 +200,6 @@ def test_a_log_given_twice_is_refused(run, named, tmp_path):
         assert "is given twice" in done.stderr
 
 
-def test_lines_that_are_left_out_are_shown_when_asked(run):
-    damaged = log_text().replace("lm loss: 8.2", "lm loss: x.2")
-    done = run(log_text(), damaged, "--show-rejects", "--json")
-    (line,) = done.stderr.splitlines()
-    assert "c.log:9: an iteration line whose 'lm loss' cannot be read: elapsed_time" in line
-    assert json.loads(done.stdout)["speedup"]
-    assert run(log_text(), damaged, "--json").stderr == ""
-
-
 def test_the_speed_up_is_the_ratio_of_medians(run):
     slow = log_text(seconds=0.5)
     # One stall in a run moves its mean, and must not make the other one faster.

@@ -1,6 +1,4 @@
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,17 +61,3 @@ def test_a_table_of_one_folder_alone_is_said(folders):
     assert same_cells.differences(after / "nothing", after) == [
         f"{after / 'nothing'}: no *.csv below it"
     ]
-
-
-def test_the_command_prints_what_differs(folders):
-    before, after = folders(after=TABLE.replace("one", "uno"))
-    command = [sys.executable, SCRIPT, before]
-    done = subprocess.run([*command, after], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.splitlines()) == (
-        1,
-        ["sweep/tables/runs.csv: row 1, label: 'one' before, 'uno' after", "1 differences"],
-    )
-    done = subprocess.run([*command, before], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 tables, all equal\n")
-    done = subprocess.run([*command, "absent"], capture_output=True, text=True, check=False)
-    assert (done.returncode, "absent: no such folder" in done.stderr) == (2, True)

@@ -93,9 +93,3 @@ def test_wrong_values_are_said_in_a_line(flags, said):
         host.main(flags)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_columns_line_up():
-    rows = [["stock", "1.00"], ["ours", "12.00"]]
-    text = host.as_table(["row", "s"], rows)
-    assert text.splitlines() == ["row        s", "stock   1.00", "ours   12.00"]

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -80,23 +79,6 @@ def test_an_unknown_option_of_a_command_is_named_before_what_is_missing():
         two_commands().read(["two", "--model", "m"])
     with pytest.raises(ConfigError, match="invalid choice: 'three'"):
         two_commands().read(["three"])
-
-
-def test_shared_options_are_written_once():
-    made = cli.Parser("it")
-    cli.add_study(made, "interleaved")
-    cli.add_results_dir(made)
-    cli.add_warmup(made)
-    cli.add_json(made)
-    cli.add_machine(made, "h100x4, h200x1")
-    given = made.read(["--results-dir", "r", "--json", "--machine", "m.toml", "--warmup", "0"])
-    assert given.results_dir == Path("r")
-    assert (given.study, given.json, given.machine, given.warmup) == (None, True, "m.toml", 0)
-    assert made.read([]).warmup == 1
-    assert made.read([]).results_dir.is_absolute()
-    text = " ".join(made.format_help().split())
-    assert "[default interleaved]" in text
-    assert "h100x4, h200x1, or calibrate's file" in text
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,6 @@ def test_every_point_of_every_sweep_can_be_run(name, form):
     assert STUDY.reference in engines
 
 
-@pytest.mark.parametrize(("form", "rank", "stages"), [("full", 16, 3), ("tiny", 16, 1)])
-def test_the_schemes_sweep_compares_the_published_schemes(form, rank, stages):
-    found = points("schemes", form)
-    assert [point.engine for point in found[:5]] == list(STUDY.engines)[:5]
-    everything = TRAINER.ds_config(found[4])["optimus_cc"]
-    assert everything["inter_grad_comp_rank"] == rank
-    assert everything["selective_grad_comp_way"] == stages
-
-
 @pytest.mark.parametrize(
     ("form", "ranks", "gradients", "close"),
     [("full", {4: 121, 8: 235}, 37, 0.003), ("tiny", {4: 6, 8: 11}, 6, 0.06)],

@@ -59,20 +59,6 @@ def test_a_log_name_tells_stages_and_links_apart():
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("vanilla", "vanilla"),
-        ("async_gradients", "async-gradients"),
-        ("A", "async-gradients"),
-        ("deep optimizer states", "hybrid"),
-    ],
-)
-def test_an_engine_has_many_names(name, engine):
-    stride = {"stride": 2} if engine == "hybrid" else {}
-    assert make_point({"model": "tiny", "engine": name, **stride}).engine == engine
-
-
-@pytest.mark.parametrize(
     ("table", "message"),
     [
         ({}, "field 'model' is missing"),
@@ -93,7 +79,7 @@ def test_an_engine_has_many_names(name, engine):
         ({"model": "tiny", "accumulation": 0}, "'accumulation' = 0: .*greater than 0"),
         ({"model": {"name": "a", "hidden": 8}}, "field 'model.ffn' is missing"),
         ({"model": {"name": "a/b", "hidden": 8}}, "'model.name' = 'a/b'"),
-        ({"model": {"nam": "a"}}, "unknown field 'model.nam'"),
+        ({"model": {"nam": "a"}}, "'model.nam' = 'a': Extra inputs are not permitted"),
         ({"model": "tiny", "dtype": "fp8"}, "'dtype' = 'fp8': .*'bf16', 'fp16' or 'fp32'"),
         ({"model": "tiny", "zero_stage": 4}, "'zero_stage' = 4"),
         ({"model": "tiny", "eval_interval": -1}, "'eval_interval' = -1"),
@@ -150,11 +136,4 @@ def test_every_batch_that_is_offered_fits(batch, micro, dp):
     assert bool(problem) == bool(8 * batch % (micro * dp))
     offered = re.findall(r"(\d+) \(accumulation (\d+)\)", problem)
     assert bool(offered) == bool(problem)
-    assert all(int(total) == micro * dp * int(steps) for total, steps in offered)
-
-
-def test_a_batch_below_one_micro_batch_names_the_smallest_that_is_enough():
-    assert batch_problem(2, 2, 4) == (
-        "global_batch_size 2 is not a multiple of micro_batch_size 2 x dp 4 = 8; give "
-        "global_batch_size 8 (accumulation 1)"
-    )
+    assert all(int(total) == micro * dp * int(steps) > 0 for total, steps in offered)

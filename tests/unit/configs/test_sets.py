@@ -73,15 +73,3 @@ def test_a_row_that_fixes_nonsense_is_refused(sets, words):
     with pytest.raises(ConfigError, match="engine 'stage-1', ") as caught:
         changed("stage-1", **sets)
     assert words in str(caught.value)
-
-
-def test_the_default_form_is_small_and_has_every_rung():
-    points = load_sweep("ladder", STUDY).small().points(None)
-    assert len(points) <= 15
-    assert {point.engine for point in points if point.dtype == "fp32"} == set(STUDY.engines)
-    assert {point.dtype for point in points} == {"fp32", "bf16", "fp16"}
-    assert {point.num_ranks for point in points} == {1, 2}
-    twins = {(p.dtype, p.dp) for p in points if STUDY.engines[p.engine].equals}
-    for dtype, dp in twins:
-        found = {p.engine for p in points if (p.dtype, p.dp) == (dtype, dp)}
-        assert {STUDY.reference, "stage-3-offload"} <= found, "what it is held against"

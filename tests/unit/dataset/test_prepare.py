@@ -65,12 +65,6 @@ def test_every_key_gets_a_pair_that_passes_inspection(text, tmp_path):
     assert not (tmp_path / "out" / "a.parts").exists()
 
 
-def test_the_trainers_manifest_has_the_vocabulary(text, tmp_path):
-    run(job(text, tmp_path / "out" / "a"))
-    values = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (values["vocab_size"], values["eod"]) == (290, 0)
-
-
 def test_part_sizes_do_not_show(text, tmp_path):
     for name, size in (("a", 1), ("b", 500), ("c", 1 << 20)):
         run(job(text, tmp_path / name, size=size))
@@ -236,12 +230,6 @@ def test_bad_lines_are_listed(text, tmp_path):
     done, _ = run(job(text, tmp_path / "a"))
     assert sum(one.num_bad for one in done.facts) == 1
     assert (tmp_path / "a.bad-lines.txt").read_text() == f"{text}:41: no key 'text'\n"
-
-
-def test_input_without_text_is_refused(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DatasetError, match="holds no text under 'text'"):
-        run(job(tmp_path / "x.jsonl", tmp_path / "a"))
 
 
 def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):

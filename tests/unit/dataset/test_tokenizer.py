@@ -62,12 +62,6 @@ def test_a_token_its_own_text_does_not_give_is_noticed(tmp_path):
     assert read.encode("abc").tolist() == [256, letters["c"]]
 
 
-def test_a_saved_tokenizer_loads_and_encodes_the_same(learnt, tmp_path):
-    learnt.save(tmp_path / "tokenizer.json")
-    text = "unseen Ünïcode\n\ttext"
-    assert load(tmp_path / "tokenizer.json").encode(text).tolist() == learnt.encode(text).tolist()
-
-
 def test_a_vocabulary_too_small_for_the_bytes_is_refused():
     with pytest.raises(DatasetError, match="vocab_size = 256: at least 257"):
         ByteLevelBpe.learn(TEXTS, 256)

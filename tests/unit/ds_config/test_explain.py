@@ -6,12 +6,10 @@ import importlib.metadata
 import json
 
 import pytest
-from deepspeed.runtime.config import DeepSpeedConfig
-from in_process import VERSION, ask, explain_or_advise
+from in_process import VERSION, ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
 from ds_config.explain import explain, fixed, walk
-from ds_config.release import without_auto
 
 GOOD = {
     "train_batch_size": "auto",
@@ -32,10 +30,6 @@ GOOD = {
     "activation_checkpointing": {"partition_activations": True},
     "wall_clock_breakdown": False,
 }
-
-
-def told(table, **more):
-    return explain(table, ask(table), **more)
 
 
 def notes(found):
@@ -185,13 +179,6 @@ def test_a_key_of_other_releases_is_told_as_such():
     assert said == {"zero_optimization.cpu_offload": f"{text}; leave it out"}
 
 
-def test_an_older_name_is_told_the_name_that_people_write():
-    key = "stage3_gather_fp16_weights_on_model_save"
-    found = told({"train_batch_size": 1, "zero_optimization": {"stage": 3, key: True}})
-    remedies = {note.key: note.remedy for note in found.warnings}
-    assert remedies[f"zero_optimization.{key}"] == "write stage3_gather_16bit_weights_on_model_save"
-
-
 @pytest.mark.parametrize("zero", [{"overlap_com": True}, {"compute_grad_norm": False}])
 def test_a_key_for_which_deepspeed_raises_is_not_said_to_do_nothing(tmp_path, capsys, zero):
     path = tmp_path / "file.json"
@@ -202,14 +189,6 @@ def test_a_key_for_which_deepspeed_raises_is_not_said_to_do_nothing(tmp_path, ca
     text = capsys.readouterr().out
     assert "it would refuse this configuration." in text
     assert f"{next(iter(zero))}: does nothing" not in text
-
-
-def refuses(table):
-    try:
-        DeepSpeedConfig(without_auto(table))
-    except Exception:  # noqa: BLE001 - whatever it raises
-        return True
-    return False
 
 
 def test_a_corrected_copy_lies_beside_and_replaces_nothing(tmp_path, capsys):

@@ -82,12 +82,6 @@ def test_published_logs_are_judged_as_they_are(pattern, illnesses):
     assert names(path) == illnesses
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published logs are not here")
-def test_every_published_log_is_judged():
-    found = [path for pattern in OF_PUBLISHED for path in PUBLISHED.glob(f"{pattern}.log")]
-    assert sorted(found) == sorted(PUBLISHED.rglob("*.log"))
-
-
 def test_exit_codes_and_text(tmp_path, capsys):
     healthy, sick = LOGS / "written/healthy_megatron.log", LOGS / "written/device_load.log"
     assert main(["diagnose", str(healthy)]) == 0
@@ -131,20 +125,15 @@ def test_what_is_no_log_ends_with_2(tmp_path, capsys, data, words):
 
 def test_a_log_of_throughput_alone_is_read_and_what_it_lacks_is_said(tmp_path, capsys):
     """DeepSpeed prints how fast it trains by itself, and the loss never."""
-    path = LOGS / "written/healthy_throughput.log"
-    lines = path.read_text().splitlines()
-    only = {
-        "throughput": [line for line in lines if "SamplesPerSec" in line],
-        "progress": [line for line in lines if "skipped=" in line],
-    }
-    for name, kept in only.items():
-        assert kept, name
-        (tmp_path / f"{name}.log").write_text("\n".join(kept) + "\n")
-        assert main(["diagnose", str(tmp_path / f"{name}.log")]) == 0
-        text = capsys.readouterr().out
-        assert "lines of DeepSpeed" in text
-        assert f"no loss that is known here ({len(kept)} lines of DeepSpeed's own progress)" in text
-        assert "print the loss of each step" in text
+    lines = (LOGS / "written/healthy_throughput.log").read_text().splitlines()
+    kept = [line for line in lines if "SamplesPerSec" in line]
+    path = tmp_path / "throughput.log"
+    path.write_text("\n".join(kept) + "\n")
+    assert main(["diagnose", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "lines of DeepSpeed" in text
+    assert f"no loss that is known here ({len(kept)} lines of DeepSpeed's own progress)" in text
+    assert "print the loss of each step" in text
 
 
 def test_a_folder_is_searched(tmp_path, capsys):

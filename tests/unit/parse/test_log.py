@@ -156,20 +156,18 @@ def test_a_damaged_iteration_line_is_left_out_and_moves_nothing(read, damage):
     assert log.notes == ["iterations missing: 3"]
 
 
-def test_timers_of_a_lost_iteration_are_not_the_next_ones(read, recipe):
-    third = recipe().iteration_line(2) + "\n"
-    log = read((third, ""))
-    assert (numbers(log), updates(log)) == ([1, 2, 4, 5], [30.75, 31.75, 33.75, 34.75])
-    lines = [line for line in log.path.read_text().splitlines() if "fwd: 13" not in line]
-    log = read(text="\n".join(lines) + "\n")
-    assert (numbers(log), updates(log)) == ([1, 2, 4, 5], [30.75, 31.75, None, 34.75])
-
-
 def test_a_damaged_timer_line_leaves_only_its_own_times_out(read):
     log = read(("step: 31.75", "step: 31x75"))
     assert updates(log) == [30.75, None, 32.75, 33.75, 34.75]
     assert losses(log) == [9.0, 8.5, 8.25, 8.125, 8.0]
     assert reasons(log) == ["a timer line whose 'step' cannot be read"]
+
+
+def test_timers_of_a_lost_iteration_are_not_the_next_ones(read, recipe):
+    log = read((recipe().iteration_line(2) + "\n", ""))
+    lines = [line for line in log.path.read_text().splitlines() if "fwd: 13" not in line]
+    log = read(text="\n".join(lines) + "\n")
+    assert (numbers(log), updates(log)) == ([1, 2, 4, 5], [30.75, 31.75, None, 34.75])
 
 
 def test_a_number_that_does_not_rise_is_left_out_or_starts_a_new_run(read, recipe):
@@ -314,10 +312,6 @@ def test_settings_of_a_name(rest, more):
     found = settings_from_name(f"{NAME}{rest}.log")
     knobs = ("prefetch", "flush_async", "opt_gaps")
     assert {k: v for k, v in found.items() if k not in knobs} == OF_NAME | more
-
-
-def test_a_name_of_another_form_says_nothing():
-    assert settings_from_name("train.log") == {}
 
 
 # Memory, throughput, profile

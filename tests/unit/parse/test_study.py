@@ -1,11 +1,11 @@
 """Tables and report of a study that the code has never heard of."""
 
-import csv
 import json
 import shutil
 
 import pytest
 from programs import parse_logs as main, report
+from rows import rows
 
 from configs.study import study_from
 
@@ -30,13 +30,10 @@ STUDY = {
         },
         "oil": {"title": "Oil"},
     },
-    "figures": {"drying": {"kind": "swept", "title": "How long it takes"}},
+    "figures": {
+        "drying": {"kind": "swept", "title": "How long it takes", "x": "coats", "y": ["dry_ms"]},
+    },
 }  # fmt: skip
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -103,19 +100,6 @@ def test_phases_of_an_update_that_does_not_end_are_nobodys(painted, tmp_path):
     cells = [(row["forward_ms"], row["dry_ms"], row["dry_median_ms"]) for row in (oil, acrylic)]
     assert cells == [("12.75", "5.0", "5.0"), ("", "", "")]
     assert acrylic["iteration_ms"] == oil["iteration_ms"] != ""
-
-
-def test_the_report_names_study_source_reference_and_gate(painted):
-    folder = painted()
-    assert report([str(folder)]) == 0
-    text = (folder / "report.md").read_text()
-    assert (
-        "Study paint: How paint dries (a shelf). The reference is\noil: Oil. The gate close" in text
-    )
-    assert "## Against oil" in text
-    assert "Asked for and not drawn: drying." in text
-    for word in ("vanilla", "interleaved", "stride"):
-        assert word not in text
 
 
 def test_runs_of_two_studies_and_of_a_damaged_one_are_one_line(

@@ -1,7 +1,6 @@
-import csv
-
 import pytest
 from programs import parse_logs as main, report
+from rows import rows
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
@@ -10,11 +9,6 @@ REQUIRED = [
     *("backward_ms", "backward_inner_ms", "backward_allreduce_ms", "update_ms"),
     *("optimizer_step_ms", "tflops", "loss_first", "loss_last", "verdict", "parameters"),
 ]
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_a_run_is_a_row_of_means_after_the_warm_up(write_log, tmp_path, capsys):
@@ -34,14 +28,6 @@ def test_a_run_is_a_row_of_means_after_the_warm_up(write_log, tmp_path, capsys):
     assert (row["loss_first"], row["loss_last"], row["verdict"]) == ("9.0", "8.0", "trains")
     assert (row["warmup_iterations"], row["timed_iterations"]) == ("2", "3")
     assert "1 runs, 5 iterations, 0 lines rejected" in capsys.readouterr().out
-
-
-def test_what_the_log_does_not_say_is_an_empty_cell(write_log, tmp_path, recipe):
-    text = "".join(f"{recipe().iteration_line(i)}\n" for i in range(2))
-    main([str(write_log("run.log", text=text)), "--out", str(tmp_path)])
-    (row,) = rows(tmp_path / "runs.csv")
-    empty = {"model", "tp", "engine", "stride", "forward_ms", "update_ms", "parameters", "device"}
-    assert {name for name in empty if row[name] == ""} == empty
 
 
 def test_iterations_keep_nan_and_unknown_losses_apart(write_log, tmp_path, recipe):
@@ -99,16 +85,6 @@ def test_under_a_sweep_only_its_runs_count(sweep_writer, tmp_path, write_log):
     assert {row["device"] for row in table} == {"cpu"}
     assert {row["parameters"] for row in table} == {"12345"}
     assert folder.is_dir()
-
-
-def test_labels_name_what_varies(write_log, tmp_path):
-    name = "log-{}-tp1-dp{}-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
-    paths = [str(write_log(name.format(m, d))) for m, d in (("7B", 1), ("7B", 2), ("8B", 2))]
-    main([*paths, str(write_log("again/" + name.format("8B", 2))), "--out", str(tmp_path / "out")])
-    labels = [row["label"] for row in rows(tmp_path / "out" / "runs.csv")]
-    expected = [f"{what} vanilla" for what in ("7B DP 1 accumulation 2", "7B DP 2 accumulation 1",
-                                               "8B DP 2 accumulation 1")]  # fmt: skip
-    assert labels == [*expected, f"{expected[2]} #2"]
 
 
 def test_tables_are_rebuilt_but_a_users_file_is_not_overwritten(write_log, tmp_path, capsys):

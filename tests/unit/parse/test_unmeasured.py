@@ -1,13 +1,10 @@
 """Predictions and published values among runs: read like them, never taken for them."""
 
-import csv
 import json
 
 import pytest
 from programs import parse_logs as main, report
-
-from parse.records import LogError
-from parse.run import read_values
+from rows import rows
 
 TIMES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0, "iteration_ms": 650.0}
 ENGINES = {"vanilla": 1.0, "async-gradients": 0.8, "hybrid": 0.5}
@@ -57,30 +54,6 @@ def simulated(tmp_path):
 def whole(simulated):
     simulated.add("vanilla", "published", **{**TIMES, "update_ms": 200.0}, about="a DOI")
     return simulated()
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_values_are_one_iteration(tmp_path):
-    path = tmp_path / "values.json"
-    path.write_text(json.dumps({**TIMES, "tflops": 12.5, "num_ranks": 4, "iteration_ms": None}))
-    log = read_values(path)
-    (record,) = log.iterations
-    assert (record.iteration_s, record.forward_ms, record.printed["tflops"]) == (None, 100.0, 12.5)
-    assert (record.loss, log.world_size, log.parameters) == (None, 4, None)
-    path.write_text(json.dumps({"iteration_ms": None, "forward_ms": "x", "tflops": True}))
-    assert read_values(path).iterations == []
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '"x"'])
-def test_damaged_values_are_an_error(tmp_path, text):
-    path = tmp_path / "values.json"
-    path.write_text(text)
-    with pytest.raises(LogError, match=r"not (a|valid) JSON"):
-        read_values(path)
 
 
 def test_every_row_of_every_table_says_where_it_is_from(whole, write_log, tmp_path):
@@ -163,8 +136,3 @@ def test_a_point_that_does_not_fit_says_why(simulated):
     assert "no times; 1 of 1 oom-device" in text
     assert "| too big |" in text
     assert "## Simulated beside published" not in text
-
-
-def test_the_gate_refuses_what_was_not_measured(whole, capsys):
-    assert main(["compare", str(whole), str(whole)]) == 2
-    assert "holds published and simulated figures; give measured ones" in capsys.readouterr().err

@@ -1,10 +1,10 @@
 """What a run took of its machine, in columns of runs.csv and tables of their own."""
 
-import csv
 import json
 
 import pytest
 from programs import parse_logs as main
+from rows import rows
 
 LINES = [
     f"epoch=0/micro_step={step}/global_step={step}, RunningAvgSamplesPerSec={rate}, "
@@ -30,10 +30,6 @@ def tables(tmp_path, write_log, recipe):
         return tmp_path / "t"
 
     return make
-
-
-def rows(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_deepspeeds_lines_become_columns_and_a_table(tables):

@@ -104,11 +104,10 @@ def sweep():
 
 @pytest.fixture
 def draw(tmp_path):
-    """Draws the one page of a figure of the default study from a sweep's rows."""
+    """Draws a figure of the default study from a sweep's rows."""
     known = figures(default_study())
 
     def draw(name, sweep, **options):
-        (figure,) = known[name].draw(read_tables(sweep.write(tmp_path / "tables", **options)))
-        return figure
+        return known[name].draw(read_tables(sweep.write(tmp_path / "tables", **options)))
 
     return draw

@@ -58,15 +58,6 @@ def test_equal_losses_are_drawn_so_that_each_can_be_seen(draw, three):
         np.testing.assert_allclose(line.get_ydata(), [11 - i / 9 for i in range(1, 7)])
 
 
-def test_a_stride_looks_the_same_in_every_panel_and_figure(draw, sweep):
-    for model, strides in (("7B", (2, 5)), ("13B", (5,))):
-        for stride in strides:
-            sweep.add("hybrid", stride, model=model)
-    first, second = draw("loss", sweep).axes
-    assert first.lines[1].get_marker() == second.lines[0].get_marker()
-    assert first.lines[0].get_marker() != second.lines[0].get_marker()
-
-
 def test_a_nan_is_marked_and_an_unknown_loss_is_not(draw, sweep):
     sweep.add("vanilla", iterations=4)
     for row, loss in zip(sweep.iterations, ("9", "nan", "", "8"), strict=True):

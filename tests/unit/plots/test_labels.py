@@ -8,12 +8,8 @@ from matplotlib import style
 from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 
-from configs.study import default_study
-from plots.registry import figures
 from plots.style import STYLE_FILE
-from plots.tables import read_tables
 
-FIGURES = figures(default_study())
 SIZES = [10**7, 2 * 10**7, 5 * 10**7, 10**8, 2 * 10**8, 5 * 10**8, 10**9, 2 * 10**9]
 STRIDES = [("vanilla", 0), ("async-gradients", 0), *(("hybrid", k) for k in (2, 3, 4))]
 
@@ -68,14 +64,6 @@ def in_view(text):
     return True
 
 
-@pytest.fixture
-def pages(tmp_path):
-    def pages(name, sweep):
-        return FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
-
-    return pages
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -86,27 +74,26 @@ def pages(tmp_path):
         ("loss", {"model": ["7B", "13B"], "subgroup_numel": SIZES[:2]}),
     ],
 )
-def test_no_text_lies_over_another(pages, sweep, name, settings):
+def test_no_text_lies_over_another(draw, sweep, name, settings):
     sweep.grid(engines=STRIDES, **settings)
-    for figure in pages(name, sweep):
-        assert overlapping(figure) == []
+    assert overlapping(draw(name, sweep)) == []
 
 
-def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(pages, sweep):
+def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(draw, sweep):
     run = sweep.add("vanilla")
     keys = {key: run[key] for key in ("path", "label", "case", "engine")}
     for place in range(30):
         title = f"Engine before micro-batch {place}"
         sweep.memory.append({**keys, "iteration": 2, "title": title, "allocated_gib": place})
-    (figure,) = pages("memory", sweep)
+    figure = draw("memory", sweep)
     assert overlapping(figure) == []
     names = [name.get_text() for name in figure.axes[0].get_xticklabels()]
     assert names[0] == "Engine before micro-batch 0"
 
 
-def test_names_of_ticks_that_have_room_stay_level(pages, sweep):
+def test_names_of_ticks_that_have_room_stay_level(draw, sweep):
     sweep.grid(model=["7B"], dp=[1, 2, 4])
-    (figure,) = pages("data-parallel", sweep)
+    figure = draw("data-parallel", sweep)
     assert overlapping(figure) == []
     labels = figure.axes[0].get_xticklabels()
     assert [label.get_text() for label in labels] == ["1", "2", "4"]

@@ -7,7 +7,6 @@ from programs import plot as main
 
 from configs.study import default_study
 from plots.registry import figures
-from plots.tables import read_tables
 
 FIGURES = figures(default_study())
 
@@ -43,9 +42,7 @@ def test_every_figure_is_made_and_describes_itself(sweep, tmp_path, monkeypatch)
     tables = every_table(sweep).write(tmp_path / "tables")
     out = tmp_path / "a folder" / "figures"
     assert main([str(tables), "--out", str(out)]) == 0
-    assert {path.name.split("-page-")[0].removesuffix(".svg") for path in out.iterdir()} == {
-        *FIGURES
-    }
+    assert {path.stem for path in out.iterdir()} == {*FIGURES}
     for path in out.iterdir():
         described(path)
 
@@ -79,41 +76,6 @@ def test_a_full_disk_is_one_line_that_names_the_file(sweep, tmp_path, capsys):
     assert error == f"plots: error: {out / 'loss.png'}: cannot be written: File too large\n"
     assert [path.name for path in out.iterdir()] == ["loss.png"]
     assert (out / "loss.png").read_bytes() == b"an older figure"
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("iteration-breakdown", {"subgroup_numel": list(range(1, 61))}),
-        ("loss", {"subgroup_numel": list(range(1, 21))}),
-        ("data-parallel", {"dp": [1, 2], "subgroup_numel": list(range(1, 16))}),
-    ],
-)
-def test_a_figure_of_many_runs_has_pages_that_show_all_of_them(sweep, tmp_path, name, fields):
-    tables = read_tables(sweep.grid(engines=[("vanilla", 0)], **fields).write(tmp_path / "t"))
-    pages = FIGURES[name].draw(tables)
-    assert len(pages) > 1
-    assert all(page.get_figheight() < 13 for page in pages)
-    titles = [ax.get_title(loc="left") for page in pages for ax in page.axes]
-    for case in (
-        {run["case"] for run in sweep.runs} if name in ("loss", "iteration-breakdown") else ()
-    ):
-        assert titles.count(case) == 1
-
-
-def test_pages_have_files_of_their_own_and_older_ones_go(sweep, tmp_path, monkeypatch):
-    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
-    out = tmp_path / "f"
-    out.mkdir()
-    for name in ("loss-page-2.svg", "loss-page-9.svg", "loss-page-of-mine.svg", "loss-page-2.txt"):
-        (out / name).write_text("older")
-    tables = sweep.grid(engines=[("vanilla", 0)], subgroup_numel=list(range(20)))
-    arguments = [str(tables.write(tmp_path / "t")), "--out", str(out), "--figure", "loss"]
-    assert main(arguments) == 0
-    names = {path.name for path in out.iterdir()}
-    kept = {"loss-page-of-mine.svg", "loss-page-2.txt"}
-    assert names == {"loss.svg", *(f"loss-page-{n}.svg" for n in range(2, 6)), *kept}
-    assert "older" not in (out / "loss-page-2.svg").read_text()
 
 
 def described(path):
@@ -173,7 +135,7 @@ def test_only_expected_figures_are_missed(sweep, tmp_path, capsys):
     ("arguments", "why"),
     [
         (["--figure", "stirde"], "figure 'stirde' is unknown; known: iteration-breakdown, loss"),
-        ([], "give TABLES_DIR and --out"),
+        ([], "required: TABLES_DIR, --out"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, why):
@@ -182,9 +144,3 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert why in error
-
-
-def test_a_strange_source_is_refused(sweep, tmp_path, capsys):
-    sweep.add("vanilla", source="guessed")
-    assert main([str(sweep.write(tmp_path / "t")), "--out", str(tmp_path / "f")]) == 2
-    assert "source 'guessed' is none of measured, simulated, published" in capsys.readouterr().err

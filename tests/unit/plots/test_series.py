@@ -1,6 +1,6 @@
 import pytest
 
-from configs.study import Figure, default_study
+from configs.study import default_study
 from plots.data import along, describe, observe, pooled, series, split as split_of
 from plots.tables import read_tables
 
@@ -8,8 +8,7 @@ from plots.tables import read_tables
 @pytest.fixture
 def look(tmp_path):
     def look(sweep, x="", y=(), **options):
-        figure = Figure(kind="swept", title="", x=x, y=y) if x or y else None
-        return observe(read_tables(sweep.write(tmp_path / "tables", **options)), figure)
+        return observe(read_tables(sweep.write(tmp_path / "tables", **options)), y, x)
 
     return look
 
@@ -41,11 +40,6 @@ def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
     assert data.remarks() == []
 
 
-def test_accumulation_is_worked_out_where_the_table_lacks_it(sweep, look):
-    sweep.add("vanilla", micro_batch_size=2, dp=2, accumulation=8)
-    assert look(sweep, without=("accumulation",)).runs["accumulation"].tolist() == [8]
-
-
 def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
     sweep.add("hybrid", 4, dp=2).update()
     for engine, stride in (("hybrid", 2), ("other", 0), ("async-gradients", 0), ("vanilla", 0)):
@@ -56,16 +50,6 @@ def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
     assert (one[2].look.variant, two[0].look.variant) == (0, 1)
     assert one[2].look.alone.marker != two[0].look.alone.marker
     assert one[2].look.alone.colour == two[0].look.alone.colour
-
-
-def test_a_panel_holds_one_setting_of_all_but_the_x(sweep, look):
-    sweep.grid(model=["7B", "13B"], subgroup_numel=[10, 20], dp=[1, 2, 4])
-    panels = split(look(sweep), "dp")
-    assert [panel.title for panel in panels] == [
-        "7B, subgroup 10", "7B, subgroup 20", "13B, subgroup 10", "13B, subgroup 20",
-    ]  # fmt: skip
-    for panel in panels:
-        assert sorted(panel.runs["dp"].unique()) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("constant", ["accumulation", "global_batch_size"])

@@ -12,30 +12,11 @@ def watermarks(figure):
     return [text.get_text() for text in found]
 
 
-@pytest.mark.parametrize("name", ["models", "iteration-breakdown"])
-def test_published_bars_are_hollow(draw, sweep, name):
-    both(sweep, "published")
-    figure = draw(name, sweep)
-    white = (1.0, 1.0, 1.0, 1.0)
-    faces = {p.get_facecolor() == white for ax in figure.axes for p in ax.patches if p.get_hatch()}
-    assert faces == {True, False}
-    assert watermarks(figure) == []
-
-
 def both(sweep, source):
     for engine, of in (("vanilla", "measured"), ("hybrid", source)):
         for dp in (1, 2):
             sweep.add(engine, 2 if engine == "hybrid" else 0, model="7B", dp=dp, source=of)
         sweep.add(engine, 2 if engine == "hybrid" else 0, model="13B", source=of)
-
-
-def test_tables_without_a_source_are_measured(draw, sweep):
-    both(sweep, "measured")
-    for row in sweep.iterations:
-        del row["source"]
-    figure = draw("data-parallel", sweep, without=("source",))
-    assert watermarks(figure) == []
-    assert figure.get_supxlabel().endswith("measured · cuda NVIDIA H100")
 
 
 def test_values_over_shaped_links_are_said_to_be_so(draw, sweep):
@@ -53,6 +34,8 @@ def test_simulated_values_are_watermarked_and_said_below(draw, sweep, name, pane
     both(sweep, "simulated")
     figure = draw(name, sweep)
     assert watermarks(figure) == ["simulated"] * panels
+    marks = [t for ax in figure.axes for t in ax.texts if t.get_gid() == "watermark"]
+    assert all(mark.get_zorder() < 1 for mark in marks), "behind the data"
     note = " ".join(figure.get_supxlabel().split())
     assert "measured · cuda NVIDIA H100 · simulated" in note
 
@@ -65,22 +48,6 @@ def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     axes = draw("data-parallel", sweep).axes
     marked = [any(t.get_gid() == "watermark" for t in ax.texts) for ax in axes]
     assert marked == [False, False, True, True]
-
-
-def test_a_watermark_is_behind_the_data(draw, sweep):
-    sweep.add("vanilla", model="7B", source="simulated")
-    (ax,) = draw("iteration-breakdown", sweep).axes
-    (mark,) = (text for text in ax.texts if text.get_gid() == "watermark")
-    assert mark.get_zorder() < min(patch.get_zorder() for patch in ax.patches)
-    assert mark.get_alpha() < 0.2
-
-
-def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
-    both(sweep, "published")
-    (legend,) = draw("data-parallel", sweep).legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "vanilla", "hybrid stride 2, published",
-    ]  # fmt: skip
 
 
 def looks(engines, **fields):
@@ -109,7 +76,7 @@ def test_a_variant_never_takes_the_marker_of_another_engine_that_is_shown():
         assert len({getattr(made.of(row).alone, attribute) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("count", range(2, 13))
+@pytest.mark.parametrize("count", [2, 12])
 def test_engines_whose_rows_leave_their_style_open_stay_apart_on_grey_paper(count):
     rows = {f"engine-{n}": {"title": f"engine {n}"} for n in range(count)}
     table = {"name": "s", "title": "s", "reference": "engine-1", "engines": rows}

@@ -107,8 +107,7 @@ def folder(sweep, tmp_path):
 
 def drawn(folder, name):
     tables = read_tables(folder)
-    (figure,) = figures(tables.study)[name].draw(tables)
-    return figure
+    return figures(tables.study)[name].draw(tables)
 
 
 def legend(figure):
@@ -124,7 +123,7 @@ def test_every_kind_draws_a_study_of_its_own(folder, tmp_path, monkeypatch, caps
     assert {row["kind"] for row in STUDY["figures"].values()} == set(KINDS)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 0
     assert "not drawn" not in capsys.readouterr().out
-    stems = {path.stem.partition("-page-")[0] for path in (tmp_path / "f").iterdir()}
+    stems = {path.stem for path in (tmp_path / "f").iterdir()}
     assert stems == set(STUDY["figures"])
     assert "Time against yeast" in (tmp_path / "f" / "yeast.svg").read_text()
 
@@ -176,22 +175,16 @@ def test_texts_along_an_axis_are_named(folder):
     assert lines(ax)["#123456"] == [30, 45]
 
 
-def test_the_figures_of_tables_are_listed_and_without_tables_the_default_studys(folder, capsys):
-    assert main([str(folder), "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(
-        STUDY["figures"]
-    )
-    assert main(["--list"]) == 0
-    assert "against the stride" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"kind": "pie"}, "unknown kind 'pie'"),
-        ({"kind": "swept", "x": "yeast_g"}, "kind 'swept' needs x and y"),
-        ({"kind": "loss", "x": "yeast_g"}, "x means nothing to kind 'loss', which takes no parame"),
-        ({"kind": "results", "y": ["loss"], "label": "l"}, "which takes y"),
+        (
+            {"kind": "pie"},
+            "'figures.odd': Input tag 'pie' found using 'kind' does not match",
+        ),
+        ({"kind": "swept", "x": "yeast_g"}, "field 'figures.odd.swept.y' is missing"),
+        ({"kind": "loss", "x": "yeast_g"}, "'figures.odd.loss.x' = 'yeast_g': Extra inputs"),
+        ({"kind": "results", "y": []}, "'figures.odd.results.y' = []: Tuple should have at least"),
     ],
 )
 def test_a_figure_that_no_kind_can_draw_is_refused_by_name(sweep, tmp_path, capsys, row, why):
@@ -201,7 +194,6 @@ def test_a_figure_that_no_kind_can_draw_is_refused_by_name(sweep, tmp_path, caps
     folder = ovens.write(tmp_path / "t", study)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 2
     error = capsys.readouterr().err
-    assert "study 'ovens', figure 'odd': " in error
     assert why in error
     assert error.count("\n") == 1
     assert not (tmp_path / "f").exists()
@@ -212,5 +204,5 @@ def test_a_study_that_cannot_be_read_is_refused_in_a_line(folder, tmp_path, caps
     (folder / "study.json").write_text(content)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 2
     error = capsys.readouterr().err
-    assert "study.json: cannot be read as a study" in error
+    assert f"{folder / 'study.json'}: " in error
     assert error.count("\n") == 1

@@ -85,24 +85,6 @@ def test_values_are_in_the_unit_of_the_axis(draw, sweep):
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[2.5, 5.0]] * 2
 
 
-def test_engines_without_a_stride_are_levels_beside_the_hybrids(draw, sweep):
-    sweep.grid(
-        engines=[("vanilla", 0), ("async-gradients", 0), ("hybrid", 2), ("hybrid", 6)],
-        model=["7B"],
-    )
-    figure = draw("stride", sweep)
-    rate, time = figure.axes
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["vanilla", "async-gradients", "hybrid"]
-    assert "billion parameters/s" in rate.get_ylabel()
-    assert list(drawn(rate)) == [colour("hybrid")]
-    assert [x for x, _ in drawn(rate)[colour("hybrid")]] == [2, 6]
-    levels = [line for line in rate.lines if len(set(line.get_ydata())) == 1 and line.get_label()]
-    heights = {line.get_color(): line.get_ydata()[0] for line in levels}
-    assert heights[colour("vanilla")] == pytest.approx(6, rel=0.03)
-    assert time.get_ylabel().startswith("median iteration time")
-
-
 def test_a_run_that_failed_is_marked_where_it_would_have_been(draw, sweep):
     sweep.add("vanilla", dp=1)
     sweep.add("vanilla", dp=8, times=(), status="oom-device")
@@ -145,11 +127,3 @@ def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, name):
     tables = read_tables(sweep.write(tmp_path / "t"))
     with pytest.raises(PlotError, match="no run has"):
         figure.draw(tables)
-
-
-def test_a_quantity_that_the_tables_lack_is_refused_in_a_line(tmp_path, sweep):
-    sweep.grid(micro_batch_size=[1, 2])
-    tables, figure = read_tables(sweep.write(tmp_path / "t")), FIGURES["micro-batch"]
-    row = figure.row.model_copy(update={"y": ("packing_gb_per_s",)})
-    with pytest.raises(PlotError, match="no run has packing at a known micro_batch_size"):
-        figure.kind(tables, row)

@@ -10,12 +10,6 @@ ENGINES = {name: row.style for name, row in default_study().engines.items()}
 TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
 
 
-def page(draw, tables):
-    """The only page of a figure."""
-    (figure,) = draw(tables, None)
-    return figure
-
-
 def keys(run):
     return {key: run[key] for key in ("path", "label", "case", "engine")}
 
@@ -35,7 +29,7 @@ def phases(sweep):
 
 
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
-    device, machine = page(draw_memory, read_tables(phases.write(tmp_path))).axes
+    device, machine = draw_memory(read_tables(phases.write(tmp_path)), None).axes
     allocated = {line.get_color(): line for line in device.lines}
     assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
     for line in allocated.values():
@@ -46,7 +40,7 @@ def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp
     assert labels == ("device memory (GiB)", "machine's\nmemory (GiB)")
     for run in phases.runs:
         run["device"] = "cpu"
-    process, _ = page(draw_memory, read_tables(phases.write(tmp_path))).axes
+    process, _ = draw_memory(read_tables(phases.write(tmp_path)), None).axes
     assert process.get_ylabel() == "process memory (GiB)"
 
 
@@ -54,7 +48,7 @@ def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp
 def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
     for run in phases.runs:
         run["source"] = "simulated"
-    axes = page(figure, read_tables(phases.write(tmp_path))).axes
+    axes = figure(read_tables(phases.write(tmp_path)), None).axes
     assert all([t.get_text() for t in ax.texts] == ["simulated"] for ax in axes)
 
 
@@ -63,7 +57,7 @@ def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
         row for row in phases.memory
         if not (row["engine"] == "vanilla" and row["title"] == "after step")
     ]  # fmt: skip
-    device, _ = page(draw_memory, read_tables(phases.write(tmp_path))).axes
+    device, _ = draw_memory(read_tables(phases.write(tmp_path)), None).axes
     assert np.isnan(device.lines[0].get_ydata()[-1])
 
 
@@ -73,7 +67,7 @@ def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
         row.update(change)
     tables = read_tables(phases.write(tmp_path))
     with pytest.raises(PlotError, match=r"memory\.csv holds no"):
-        page(draw_memory, tables)
+        draw_memory(tables, None)
 
 
 @pytest.fixture
@@ -92,7 +86,7 @@ def samples(sweep):
 
 
 def test_a_row_a_resource_that_is_known(samples, tmp_path):
-    axes = page(draw_utilisation, read_tables(samples.write(tmp_path))).axes
+    axes = draw_utilisation(read_tables(samples.write(tmp_path)), None).axes
     assert [ax.get_ylabel().replace("\n", " ") for ax in axes] == [
         "CPU (%)", "host memory (GiB)", "GPU (%)", "whole GPU's memory (GiB)",
         "PCIe from GPU (GB/s)",
@@ -101,7 +95,7 @@ def test_a_row_a_resource_that_is_known(samples, tmp_path):
 
 
 def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_path):
-    axes = page(draw_utilisation, read_tables(samples.write(tmp_path))).axes
+    axes = draw_utilisation(read_tables(samples.write(tmp_path)), None).axes
     values = [list(ax.lines[0].get_ydata()) for ax in axes]
     assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
     found = [[line for line in ax.lines if line.get_gid() != "end"] for ax in axes]
@@ -113,7 +107,7 @@ def test_each_line_ends_where_its_run_does(sweep, tmp_path):
     for engine, stride, end in (("vanilla", 0, 5000), ("hybrid", 2, 3001)):
         run = sweep.add(engine, stride)
         sweep.monitor += [{**keys(run), "time_s": t, "cpu_percent": 50} for t in range(end + 1)]
-    (ax,) = page(draw_utilisation, read_tables(sweep.write(tmp_path))).axes
+    (ax,) = draw_utilisation(read_tables(sweep.write(tmp_path)), None).axes
     ends = {line.get_color(): line.get_xdata()[-1] for line in ax.lines}
     assert ends == {ENGINES["vanilla"].colour: 5000, ENGINES["hybrid"].colour: 3001}
     lines = [line.get_xdata()[-1] for line in ax.lines if line.get_gid() != "end"]
@@ -124,7 +118,7 @@ def test_each_line_ends_where_its_run_does(sweep, tmp_path):
 def test_long_runs_are_thinned_to_means(sweep, tmp_path):
     run = sweep.add("vanilla")
     sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
-    (ax,) = page(draw_utilisation, read_tables(sweep.write(tmp_path))).axes
+    (ax,) = draw_utilisation(read_tables(sweep.write(tmp_path)), None).axes
     assert len(ax.lines[0].get_xdata()) == 600
     assert set(ax.lines[0].get_ydata()) == {0.5}
 
@@ -133,4 +127,4 @@ def test_samples_of_nothing_are_refused(samples, tmp_path):
     for row in samples.monitor:
         row.update(dict.fromkeys([k for k in row if k not in (*keys(row), "time_s")], ""))
     with pytest.raises(PlotError, match="no sample of a processor"):
-        page(draw_utilisation, read_tables(samples.write(tmp_path)))
+        draw_utilisation(read_tables(samples.write(tmp_path)), None)

@@ -28,8 +28,7 @@ def draw(tmp_path):
             writer.writeheader()
             writer.writerows(rows)
         (tmp_path / "iterations.csv").write_text("path,label,case,engine,iteration,loss\n")
-        [figure] = figures(study)[name].draw(read_tables(tmp_path, study))
-        return figure
+        return figures(study)[name].draw(read_tables(tmp_path, study))
 
     return draw
 

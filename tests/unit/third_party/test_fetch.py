@@ -1,5 +1,4 @@
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,13 +97,6 @@ def test_what_is_not_ours_is_never_touched(upstream, how):
     assert {path: path.stat().st_mtime_ns for path in (folder / "thing").rglob("*.txt")} == before
 
 
-def test_a_commit_that_does_not_exist_is_said(upstream):
-    version, _, folder = upstream
-    with pytest.raises(FetchError):
-        fetch(replace(version, commit="0" * 40), folder)
-    assert not (folder / "thing").exists()
-
-
 def write(path, version, **more):
     table = {"url": version.url, "commit": version.commit, "licence": "MIT", "why": "x", **more}
     path.write_text(f"[{version.name}]\n" + "".join(f'{k} = "{v}"\n' for k, v in table.items()))
@@ -158,15 +150,3 @@ def test_the_list_names_url_commit_and_licence_of_each():
         assert FULL_COMMIT.fullmatch(version.commit) or version.name == "apex"
         assert version.licence
         assert version.why
-
-
-def test_make_fetches(tmp_path):
-    done = subprocess.run(
-        ["make", "-s", "third-party", f"PYTHON={sys.executable}", "NAME=--list"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "megatron-deepspeed: https://" in done.stdout

@@ -1,10 +1,10 @@
 """Engines that must equal another engine bit for bit, whatever their study's gate asks for."""
 
-import csv
 import json
 
 import pytest
 from programs import report as main
+from rows import rows
 
 STUDY = {
     "name": "twins",
@@ -62,9 +62,8 @@ def test_equal_twins_hold_beside_a_gate_of_another_kind(twins):
     assert len(of_twins(found)) == 2
     for line in of_twins(found):
         assert "equal to one (3 losses, 3 gradient norms, weights and optimizer state)" in line
-    with (found["tables"] / "comparisons.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
-    assert {row["gate"] for row in rows} == {"quality"}
+    table = rows(found["tables"] / "comparisons.csv")
+    assert {row["gate"] for row in table if row["engine"] == "other"} == {"quality"}
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,8 @@ def test_a_twin_that_differs_in_one_seed_fails_and_allows_no_speed_up(twins, cha
     found = twins(other=changed)
     assert not found["all hold"]
     assert [words in line for line in of_twins(found)] == [False, True]
-    with (found["tables"] / "comparisons.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
-    assert all(words in row["withheld"] and not row["speedup"] for row in rows)
+    own = [r for r in rows(found["tables"] / "comparisons.csv") if r["engine"] == "other"]
+    assert all(words in row["withheld"] and not row["speedup"] for row in own)
 
 
 def test_a_run_that_failed_or_has_no_twin_was_not_compared(twins):
@@ -99,6 +97,5 @@ def test_a_twin_that_did_not_finish_is_none(twins):
 
 
 def test_the_studys_results_are_columns_of_its_runs(twins):
-    with (twins()["tables"] / "runs.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert {(row["error"], row["epoch_s"]) for row in rows} == {("0.25", "3.5")}
+    table = rows(twins()["tables"] / "runs.csv")
+    assert {(row["error"], row["epoch_s"]) for row in table} == {("0.25", "3.5")}

@@ -145,10 +145,6 @@ def test_tables_are_ready_for_the_script_that_sorts_them(sweep_writer, page):
     tables = found.all("table")
     assert len(tables) >= 5
     assert all(a.get("class") == "sortable" for a in tables)
-    regions = [a for a in found.all("div") if a.get("class") == "scroll"]
-    assert len(regions) == len(tables)
-    assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
-    assert all(a["scope"] in ("col", "row") for a in found.all("th"))
     text = (sweep_writer.folder / "report.html").read_text()
     for table in re.findall(r"<table.*?</table>", text, re.DOTALL):
         rows = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
@@ -156,12 +152,12 @@ def test_tables_are_ready_for_the_script_that_sorts_them(sweep_writer, page):
     assert {"measured on a CPU"} <= set(re.findall(r'class="tag">([^<]*)<', text))
 
 
-def test_figures_stand_in_the_page_in_the_order_asked_for_and_page_after_page(sweep_writer, page):
+def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     figures = ["stride", "memory", "loss"]
     folder = sweep_writer.write_runs([("vanilla", 0, {})], figures=figures)
     (folder / "figures").mkdir()
     names = ("aaa.png", "loss.svg", "stride.png", "loss.png", "loss.pdf", "only.svg", ".x.png")
-    for name in (*names, "loss-page-10.png", "loss-page-2.png", "t.txt"):
+    for name in (*names, "t.txt"):
         (folder / "figures" / name).write_bytes(SVG.encode() if name.endswith("svg") else PNG)
     found = page(folder)
     assert {a["src"].split(";")[0] for a in found.all("img")} == {"data:image/png"}
@@ -170,15 +166,12 @@ def test_figures_stand_in_the_page_in_the_order_asked_for_and_page_after_page(sw
         "Loss of every iteration",
     )
     alts = [a["alt"].partition(",")[0] for a in found.all("img")]
-    assert alts == [stride, "Bars & lines. simulated", loss, loss, "aaa"]
+    assert alts == [stride, "Bars & lines. simulated", "aaa"]
     captions = (folder / "report.html").read_text().split("<figcaption>")[1:]
     assert [caption.startswith(name) for caption, name in zip(
-        captions, (stride, loss, loss, loss, "aaa "), strict=True
-    )] == [True] * 5  # fmt: skip
+        captions, (stride, loss, "aaa "), strict=True
+    )] == [True] * 3  # fmt: skip
     assert "measured on a CPU" in captions[0]
     assert '<span class="tag">simulated</span>' in captions[1]
-    captions = [caption.split("</figcaption>")[0] for caption in captions]
-    numbers = [number[1] if (number := re.search(r"\(page (\d+)\)", c)) else "" for c in captions]
-    assert numbers == ["", "", "2", "10", ""]
     assert "./figures/loss.pdf" in found.addresses()
     assert "Asked for and not drawn: memory." in found.texts["p"]
