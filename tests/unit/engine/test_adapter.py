@@ -25,8 +25,10 @@ and a module that is slow to import."""
 WORDS_OF_MANY = {
     *("dtype", "module", "clip_grad", "loss_scale", "optimizer", "step", "destroy", "zero_grad"),
     *("state_dict", "load_state_dict", "reduce_bucket_size", "gradient_accumulation_steps"),
+    "save_checkpoint",
 }
-"""Names of DeepSpeed's that mean something else elsewhere: torch has them, or its JSON."""
+"""Names of DeepSpeed's that everybody calls, or that mean something else elsewhere: torch has them,
+or its JSON."""
 NAMES = {
     *(name for methods in FINGERPRINTS.values() for name in methods),
     *(n for kind in (AnyStock, FlatStock, Stock) for n in (*kind.__annotations__, *vars(kind))),
