@@ -25,6 +25,7 @@ OWN_WORDS = {
     "benchmarks/gpu_check.py": "runs one study and the plugin's own commands",
     "benchmarks/host.py": "asks the plugin itself for its policies",
     "benchmarks/host_worker.py": "asks the plugin itself for its policies",
+    "benchmarks/save.py": "asks the plugin itself for its policies",
     "benchmarks/fit.py": "fits the performance model to the paper's figures",
 }
 """Files and folders that speak a language of their own, and why."""

@@ -1,7 +1,7 @@
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from configs.study import Figure, default_study
+from configs.study import SweptFigure, default_study
 from plots.lines import draw_swept
 from plots.registry import figures
 from plots.tables import PlotError, read_tables
@@ -56,7 +56,7 @@ def test_a_sweep_has_a_row_a_model_and_a_line_an_engine(draw, sweep, name, setti
 def test_a_zero_that_is_no_value_does_not_count_as_one(tmp_path, sweep):
     """Links as they are have no place on an axis of rates."""
     sweep.grid(link_mbit=[0, 20])
-    row = Figure(kind="swept", title="links", x="link_mbit", y=["iteration_ms"])
+    row = SweptFigure(kind="swept", title="links", x="link_mbit", y=["iteration_ms"])
     tables = read_tables(sweep.write(tmp_path / "tables"))
     with pytest.raises(PlotError, match=r"two values of link_mbit, only 20$"):
         draw_swept(tables, row, asked=False)
