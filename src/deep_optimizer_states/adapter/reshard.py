@@ -6,9 +6,10 @@ files that there are. So whatever DeepSpeed restores is restored, by its own cod
 
 [Note: who holds what] A flat tensor of a file holds slices of parameters, one after the other. At
 stage 3 it is a subgroup, and every rank has an equal part of every parameter, the last ones padded.
-At stages 1 and 2 it is a part of a parameter group, and the file lists its slices; what ranks have
-of a parameter follows in the order of the ranks. Both are known of the files and of this engine, so
-that each slice is copied from where it lies to where it belongs. Nothing else, padding neither, is.
+At stages 1 and 2 it is an equal part of a parameter group, which is padded at its end. The
+checkpoint says which parameters there are and in which order, so that each slice is copied from
+where it lies to where it belongs, and padding is not. ``param_slice_mappings`` are not read: with
+``round_robin_gradients`` DeepSpeed lists parameters there in an order that is not the tensor's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import torch
 from deepspeed.checkpoint import constants as keys
 from deepspeed.utils import logger
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 
 from deep_optimizer_states.errors import CheckpointError
 
 _MASTER, _MOMENTS = "master weights", ("exp_avg", "exp_avg_sq")
+_ALIGNED = "param_alignment_paddings"
+"""DeepSpeed's key, since 0.19.8, of the padding behind single parameters."""
 _WAY_OUT = "load it on as many ranks as saved it, or convert it with deepspeed's ds_to_universal"
 
 
@@ -51,15 +52,17 @@ class Slice(NamedTuple):
     start: int
 
 
-def even_slices(
-    flats: Sequence[Mapping[str, int]], rank: int, num_ranks: int
-) -> tuple[list[Slice], list[int]]:
+Flats = Sequence[Mapping[str, int]]
+"""Elements of the parameters of each flat tensor, in order."""
+
+
+def even_slices(flats: Flats, rank: int, num_ranks: int) -> tuple[list[Slice], list[int]]:
     """Cut parameters as ZeRO-3 does.
 
     Args:
-        flats: Elements of the parameters of each flat tensor, in order.
+        flats: The parameters.
         rank: Whose slices are asked for.
-        num_ranks: How many ranks have an equal part each.
+        num_ranks: How many ranks have an equal part of each.
 
     Returns:
         The slices without padding, and the elements of each flat tensor with it.
@@ -77,24 +80,30 @@ def even_slices(
     return slices, numels
 
 
-def listed_slices(ranks: Iterable[Sequence[Mapping[str, Any]]]) -> list[list[Slice]]:
-    """Read the lists of ZeRO-1 and ZeRO-2.
+def group_slices(
+    flats: Flats, rank: int, numels: Sequence[int], paddings: Sequence[Sequence[int]] | None = None
+) -> list[Slice]:
+    """Cut parameter groups as ZeRO-1 and ZeRO-2 do.
 
     Args:
-        ranks: Of every rank in order, and of every flat tensor: name of a parameter -> its
-            ``numel`` and ``start`` there, as DeepSpeed's ``param_slice_mappings``.
+        flats: The parameters.
+        rank: Whose slices are asked for.
+        numels: Elements of a rank's part of each group, padding included.
+        paddings: Elements of padding behind each parameter; None for none.
 
     Returns:
-        The slices of every rank.
+        The slices without padding.
     """
-    found, seen = list[list[Slice]](), Counter[str]()
-    for flats in ranks:
-        found.append([])
-        for flat, listed in enumerate(flats):
-            for name, at in listed.items():
-                found[-1].append(Slice(name, seen[name], at.numel, flat, at.start))
-                seen[name] += at.numel
-    return found
+    slices = list[Slice]()
+    for flat, (parameters, numel_of_rank) in enumerate(zip(flats, numels, strict=True)):
+        begin, start = numel_of_rank * rank, 0
+        behind = paddings[flat] if paddings else [0] * len(parameters)
+        for (name, numel), padding in zip(parameters.items(), behind, strict=True):
+            low, high = max(start, begin), min(start + numel, begin + numel_of_rank)
+            if low < high:
+                slices.append(Slice(name, low - start, high - low, flat, low - begin))
+            start += numel + padding
+    return slices
 
 
 def overlaps(wanted: Iterable[Slice], held: Iterable[Slice]) -> list[tuple[Slice, Slice]]:
@@ -276,15 +285,12 @@ class _Resharded:
 
     def __init__(self, engine: Any, files: _Files, saved_by: int, has_moments: bool) -> None:
         self._engine, self._files, self._saved_by = engine, files, saved_by
-        self._zero = engine.optimizer
+        self._zero, self._has_moments = engine.optimizer, has_moments
         self._is_stage3 = engine.zero_optimization_stage() == 3
-        self._has_moments = has_moments
         self._rank = dist.get_rank(group=self._zero.dp_process_group)
         self._num_ranks = int(engine.seq_dp_world_size)
-        self._shapes = [dict(group) for group in engine._get_zero_param_shapes()]
+        self._saved_flats: list[dict[str, int]] = []
         self._held: list[list[Slice]] = []
-        self._wanted: list[Slice] = []
-        self._numels: list[int] = []
 
     # What it holds, and whether that fits.
 
@@ -297,94 +303,91 @@ class _Resharded:
         engine, saved = self._engine, read_file(self._files.model(0))
         sizes = (saved.get("mp_world_size"), engine.mp_world_size)
         wrong = [
-            (sizes[0] != sizes[1], "model parallel size: {} in the checkpoint, {} here", sizes),
-            (engine.has_moe_layers, "the model has experts, which lie on ranks of their own", ()),
-            (saved.get("module") is None, "a PipelineModule saved it", ()),
-            (engine.zero_elastic_checkpoint(), "elastic_checkpoint is true: set it to false", ()),
+            (
+                sizes[0] != sizes[1],
+                f"model parallel size {sizes[0]}, here {sizes[1]}: set the same",
+            ),
+            (engine.has_moe_layers, "experts, which lie on ranks of their own"),
+            (saved.get("module") is None, "parts of a PipelineModule"),
+            (not saved.get(keys.PARAM_SHAPES), f"no {keys.PARAM_SHAPES}, the sizes of parameters"),
         ]
-        for is_wrong, text, values in wrong:
+        for is_wrong, text in wrong:
             if is_wrong:
-                self._refuse(text.format(*values))
-        self._compare(self._shapes, saved.get(keys.PARAM_SHAPES), "trained")
-        if self._is_stage3 and saved.get(keys.FROZEN_PARAM_FRAGMENTS) is not None:
-            self._compare([self._frozen_shapes], [saved[keys.FROZEN_PARAM_SHAPES]], "frozen")
-        self._saved_shapes = [dict(group) for group in saved[keys.PARAM_SHAPES]]
+                self._refuse(text)
+        if engine.zero_elastic_checkpoint():
+            raise CheckpointError(f"elastic_checkpoint = true: set it to false; or {_WAY_OUT}")
+        self._refuse_other_model(engine._get_zero_param_shapes(), saved[keys.PARAM_SHAPES])
+        if self._is_stage3 and saved.get(keys.FROZEN_PARAM_SHAPES):
+            self._refuse_other_model([self._frozen_shapes], [saved[keys.FROZEN_PARAM_SHAPES]])
+        self._saved_flats = _numels(saved[keys.PARAM_SHAPES])
 
     @property
     def _frozen_shapes(self) -> dict[str, Any]:
         engine = self._engine
         return dict(engine._get_zero_frozen_param_attributes(engine._get_param_shape_func))
 
-    def _compare(self, here: list[Any], saved: list[Any] | None, kind: str) -> None:
-        if saved is None:
-            self._refuse(f"it does not hold {keys.PARAM_SHAPES}, the sizes of its parameters")
-        both = [
+    def _refuse_other_model(self, here: list[Any], saved: list[Any]) -> None:
+        of_here, of_saved = [
             {name: tuple(shape) for group in groups for name, shape in group.items()}
-            for groups in (saved or [], here)
+            for groups in (here, saved)
         ]
-        for name in {**both[0], **both[1]}:
-            shapes = [found.get(name, "none") for found in both]
-            if shapes[0] != shapes[1]:
-                self._refuse(
-                    f"it is of another model: the {kind} parameter {name} has shape {shapes[0]} in "
-                    f"the checkpoint and {shapes[1]} here"
-                )
+        for name in {**of_saved, **of_here}:
+            shape, own = of_saved.get(name, "none"), of_here.get(name, "none")
+            if shape != own:
+                self._refuse(f"another model: parameter {name} of shape {shape}, here {own}")
 
-    def _refuse(self, why: str) -> None:
-        ranks = f"{self._saved_by} ranks cannot be loaded by {self._num_ranks}"
-        raise CheckpointError(f"{self._files.model(0)} of {ranks}: {why}. Or {_WAY_OUT}")
+    def _refuse(self, what: str) -> None:
+        ranks = f"{self._saved_by} ranks, which {self._num_ranks} are to load"
+        raise CheckpointError(f"{self._files.model(0)} of {ranks}, has {what}; or {_WAY_OUT}")
 
-    def read_heads(self) -> tuple[int, dict[int, Any], Any]:
-        """Read what this rank's share of the files holds, so that each is read for that once."""
+    def read_heads(self) -> tuple[int, dict[int, Any]]:
+        """Read the sizes in this rank's share of the files, so that each is read once for that.
+
+        Raises:
+            CheckpointError: A file is missing, damaged, or does not hold what it should.
+        """
         heads = {}
         for rank in range(self._rank, self._saved_by, self._num_ranks):
-            if self._has_moments:
-                heads[rank] = self._head_of(rank)
+            heads[rank] = self._head_of(rank) if self._has_moments else None
             if self._is_stage3:
                 read_file(self._files.model(rank))
-        own = None if self._is_stage3 else self._zero._param_slice_mappings
-        return self._files.model_rank, heads, (self._rank, own)
+        return self._files.model_rank, heads
 
-    def _head_of(self, rank: int) -> dict[str, Any]:
+    def _head_of(self, rank: int) -> tuple[list[int], Any]:
         path = self._files.optimizer(rank)
         try:
             saved = read_file(path)[keys.OPTIMIZER_STATE_DICT]
             flats, adam = self._flats_and_adam(saved)
-            states = adam["state"]
-            stage, counts = int(saved[keys.ZERO_STAGE]), saved[keys.PARTITION_COUNT]
-            listed = None if self._is_stage3 else saved[keys.PARAM_SLICE_MAPPINGS]
-            moments = [[state[key].numel() for key in _MOMENTS] for state in states.values()]
-            steps = {int(state.get("step", 0)) for state in states.values()} or {0}
-        except (KeyError, TypeError, AttributeError) as error:
+            states, groups = list(adam["state"].values()), adam["param_groups"]
+            padding = [0] * len(flats) if self._is_stage3 else saved[keys.GROUP_PADDINGS]
+            numels = [flat.numel() + more for flat, more in zip(flats, padding, strict=True)]
+            moments = [[state[key].numel() for state in states] for key in _MOMENTS if states]
+            counts = saved[keys.PARTITION_COUNT]
+        except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not hold {error}; {_WAY_OUT}") from error
-        numels = [flat.numel() for flat in flats]
-        counts = {int(count) for count in (counts if isinstance(counts, list) else [counts])}
-        fits = [
-            (stage == self._engine.zero_optimization_stage(), f"zero_optimization.stage = {stage}"),
-            (counts == {self._saved_by}, f"partition_count {counts}, not {self._saved_by}"),
-            (len(states) in (0, len(flats)), f"moments of {len(states)} of {len(flats)} parts"),
-            (len(steps) == 1, f"different numbers of updates, {sorted(steps)}"),
+        steps = {int(state.get("step", 0)) for state in states}
+        is_of_all = set(counts if isinstance(counts, list) else [counts]) == {self._saved_by}
+        wrong = [
+            (not is_of_all, f"{keys.PARTITION_COUNT} = {counts}"),
+            (len(steps) > 1, f"different numbers of updates, {sorted(steps)}"),
+            (any(of != numels for of in moments), f"moments of {moments} elements, not {numels}"),
             (
-                all(min(of) >= numel for of, numel in zip(moments, numels, strict=False)),
-                f"moments of {moments} elements beside master weights of {numels}",
-            ),
-            (
-                len(adam["param_groups"]) == len(self._zero.optimizer.param_groups),
-                f"{len(adam['param_groups'])} parameter groups",
+                len(groups) != len(self._zero.optimizer.param_groups),
+                f"{len(groups)} parameter groups, here {len(self._zero.optimizer.param_groups)}",
             ),
         ]
-        wrong = [text for is_right, text in fits if not is_right]
-        if wrong:
-            self._refuse(f"{Path(path).name} has {' and '.join(wrong)}")
-        return {"numels": numels, "listed": listed}
+        for is_wrong, text in wrong:
+            if is_wrong:
+                self._refuse(f"in {Path(path).name} {text}")
+        return numels, saved.get(_ALIGNED)
 
     def _flats_and_adam(self, saved: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
         if self._is_stage3:
             return saved[keys.FP32_FLAT_GROUPS], saved[keys.OPTIMIZER_STATE_DICT]
         return saved[keys.SINGLE_PARTITION_OF_FP32_GROUPS], saved[keys.BASE_OPTIMIZER_STATE]
 
-    def settle(self, found: Sequence[tuple[int, dict[int, Any], Any]]) -> None:
-        """Settle where each slice lies and belongs.
+    def settle(self, found: Sequence[tuple[int, dict[int, Any]]]) -> None:
+        """Settle where each slice of state lies.
 
         Args:
             found: Every rank's :meth:`read_heads`.
@@ -392,36 +395,25 @@ class _Resharded:
         Raises:
             CheckpointError: The files do not hold every element of every parameter.
         """
-        own = [one for one in found if one[0] == self._files.model_rank]
-        heads = {rank: head for _, of_rank, _ in own for rank, head in of_rank.items()}
-        if not heads:
-            return
-        saved = range(self._saved_by)
-        if self._is_stage3:
-            cut = [even_slices(_numels(self._saved_shapes), rank, self._saved_by) for rank in saved]
-            self._held = [slices for slices, _ in cut]
-            is_whole = all(heads[rank]["numels"] == numels for rank, (_, numels) in enumerate(cut))
-            shapes = _numels(self._shapes)
-            self._wanted, self._numels = even_slices(shapes, self._rank, self._num_ranks)
-        else:
-            self._held = listed_slices(heads[rank]["listed"] for rank in saved)
-            is_whole = all(
-                one.start + one.numel <= heads[rank]["numels"][one.flat]
-                for rank, slices in enumerate(self._held)
-                for one in slices
-            )
-            here = dict(place for _, _, place in own)
-            self._wanted = listed_slices(here[rank] for rank in range(self._num_ranks))[self._rank]
-            self._numels = [int(numel) for numel in self._zero.partition_size]
-        covered = Counter[str]()
-        for one in (one for slices in self._held for one in slices):
-            covered[one.name] += one.numel
-        needed = {name: numel for group in _numels(self._shapes) for name, numel in group.items()}
-        for name, numel in needed.items():
-            if covered[name] != numel:
-                self._refuse(f"its files hold {covered[name]} elements of {name} with {numel}")
-        if not is_whole:
-            self._refuse("flat tensors of its files have other sizes than their parameters")
+        heads = {}
+        for model_rank, of_rank in found:
+            heads |= of_rank if model_rank == self._files.model_rank else {}
+        for rank in range(self._saved_by if self._has_moments else 0):
+            numels, paddings = heads[rank]
+            if self._is_stage3:
+                slices, expected = even_slices(self._saved_flats, rank, self._saved_by)
+            else:
+                slices, expected = (
+                    group_slices(self._saved_flats, rank, numels, paddings),
+                    heads[0][0],
+                )
+            if numels != expected:
+                self._refuse(f"flat tensors of {numels} elements on rank {rank}, not {expected}")
+            self._held.append(slices)
+        numel = sum(one.numel for slices in self._held for one in slices)
+        needed = sum(numel for flat in self._saved_flats for numel in flat.values())
+        if self._has_moments and numel != needed:
+            self._refuse(f"{numel} elements of state for {needed} of parameters")
 
     # What DeepSpeed asks for.
 
@@ -429,71 +421,65 @@ class _Resharded:
         """Stand in for the checkpoint engine's method of that name."""
         if path == self._files.optimizer(self._rank):
             return {keys.OPTIMIZER_STATE_DICT: self._optimizer_states()}
-        return {**self._model_states(path), "dp_world_size": self._num_ranks}
+        saved = read_file(path)
+        if self._is_stage3 and saved.get(keys.FROZEN_PARAM_FRAGMENTS):
+            saved[keys.FROZEN_PARAM_FRAGMENTS] = self._frozen_fragments()
+        # What the caller keeps must not read a file that the next save overwrites.
+        return copy.deepcopy({**saved, "dp_world_size": self._num_ranks})
 
-    def _model_states(self, path: str) -> dict[str, Any]:
-        saved, name = read_file(path), keys.FROZEN_PARAM_FRAGMENTS
-        frozen = saved.pop(name, None)
-        if not self._is_stage3 or frozen is None:
-            return _copied({**saved, name: frozen})
-        flats = [{name: numel} for name, numel in _numels([self._frozen_shapes])[0].items()]
+    def _frozen_fragments(self) -> dict[str, Tensor]:
+        names, kind = list(self._frozen_shapes), keys.FROZEN_PARAM_FRAGMENTS
+        flats = [{name: _numels([self._frozen_shapes])[0][name]} for name in names]
 
         def read(rank: int) -> dict[str, list[Tensor]]:
-            fragments = read_file(self._files.model(rank))[name]
-            return {name: [fragments[key].view(-1) for one in flats for key in one]}
+            fragments = read_file(self._files.model(rank))[kind]
+            return {kind: [fragments[name].view(-1) for name in names]}
 
         held = [even_slices(flats, rank, self._saved_by)[0] for rank in range(self._saved_by)]
-        wanted = even_slices(flats, self._rank, self._num_ranks)
-        parts = put_together(*wanted, held, read)[name]
-        names = [key for one in flats for key in one]
-        return _copied(saved) | {name: dict(zip(names, parts, strict=True))}
+        wanted, numels = even_slices(flats, self._rank, self._num_ranks)
+        return dict(zip(names, put_together(wanted, numels, held, read)[kind], strict=True))
 
     def _optimizer_states(self) -> dict[str, Any]:
-        last: dict[str, Any] = {}
+        zero, flats = self._zero, _numels(self._engine._get_zero_param_shapes())
+        aligned = getattr(zero, "round_robin_bit16_padding", None)
+        if self._is_stage3:
+            wanted, numels = even_slices(flats, self._rank, self._num_ranks)
+            group_of = [zero.sub_group_to_group_id[idx] for idx in range(len(flats))]
+        else:
+            numels, group_of = [int(numel) for numel in zero.partition_size], range(len(flats))
+            wanted = group_slices(flats, self._rank, numels, aligned)
+        rest = list[Any]()
 
         def read(rank: int) -> dict[str, list[Tensor]]:
             saved = read_file(self._files.optimizer(rank))[keys.OPTIMIZER_STATE_DICT]
-            flats, adam = self._flats_and_adam(saved)
+            masters, adam = self._flats_and_adam(saved)
             states = [adam["state"][idx] for idx in sorted(adam["state"])]
-            large = (keys.FP32_FLAT_GROUPS, keys.SINGLE_PARTITION_OF_FP32_GROUPS)
-            large += (keys.OPTIMIZER_STATE_DICT, keys.BASE_OPTIMIZER_STATE)
-            last["rest"] = _copied({key: it for key, it in saved.items() if key not in large})
-            last["groups"] = _copied({"": adam["param_groups"]})[""]
-            last["scalars"] = _copied(
-                {key: it for state in states[:1] for key, it in state.items() if key not in _MOMENTS}
-            )
+            if not rest:
+                counters = {
+                    key: it for key, it in (states or [{}])[0].items() if key not in _MOMENTS
+                }
+                other = {
+                    key: it for key, it in saved.items() if it is not masters and it is not adam
+                }
+                rest.extend(copy.deepcopy((other, counters, adam["param_groups"])))
             moments = {key: [state[key] for state in states] for key in _MOMENTS if states}
-            return {_MASTER: flats, **moments}
+            return {_MASTER: masters, **moments}
 
-        made = put_together(self._wanted, self._numels, self._held, read)
-        masters = made.pop(_MASTER)
+        moments = put_together(wanted, numels, self._held, read)
+        masters = moments.pop(_MASTER)
+        other, counters, groups = rest
+        for number, group in enumerate(groups):
+            group["params"] = [idx for idx, of in enumerate(group_of) if of == number]
         state = {
-            idx: {**last["scalars"], **{key: flats[idx] for key, flats in made.items()}}
-            for idx in (range(len(masters)) if made else ())
+            idx: {**counters, **{key: flats[idx] for key, flats in moments.items()}}
+            for idx in (range(len(masters)) if moments else ())
         }
-        group_of = range(len(masters))
-        if self._is_stage3:
-            group_of = [self._zero.sub_group_to_group_id[idx] for idx in group_of]
-        groups = [
-            {**group, "params": [idx for idx, of in enumerate(group_of) if of == number]}
-            for number, group in enumerate(last["groups"])
-        ]
         adam = {"state": state, "param_groups": groups}
         if self._is_stage3:
-            own = {keys.FP32_FLAT_GROUPS: masters, keys.OPTIMIZER_STATE_DICT: adam}
-        else:
-            own = {keys.SINGLE_PARTITION_OF_FP32_GROUPS: masters, keys.BASE_OPTIMIZER_STATE: adam}
-            own[keys.GROUP_PADDINGS] = self._zero.groups_padding
-            # Releases before 0.19.8 align no single parameters.
-            if hasattr(self._zero, "round_robin_bit16_padding"):
-                own[keys.PARAM_ALIGNMENT_PADDINGS] = self._zero.round_robin_bit16_padding
-        return last["rest"] | own
+            return {**other, keys.FP32_FLAT_GROUPS: masters, keys.OPTIMIZER_STATE_DICT: adam}
+        own = {keys.SINGLE_PARTITION_OF_FP32_GROUPS: masters, keys.BASE_OPTIMIZER_STATE: adam}
+        return {**other, **own, keys.GROUP_PADDINGS: zero.groups_padding, _ALIGNED: aligned}
 
 
 def _numels(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, int]]:
     return [{name: torch.Size(shape).numel() for name, shape in it.items()} for it in groups]
-
-
-def _copied(saved: dict[str, Any]) -> dict[str, Any]:
-    # What the caller keeps must not read a file that the next save overwrites.
-    return copy.deepcopy(saved)
