@@ -252,13 +252,15 @@ class _Files:
         own = self.model(dist.get_rank(group=self._engine.optimizer.dp_process_group))
         for path in (own, self.model(0)):
             if Path(path).is_file():
-                return int(read_file(path)["dp_world_size"])
-        for path in sorted(Path(self._folder, str(self._tag)).glob("*model_states.pt")):
-            zero = read_file(path).get("ds_config", {}).get("zero_optimization", {})
+                with contextlib.suppress(CheckpointError, KeyError):  # DeepSpeed says what is wrong
+                    return int(read_file(path)["dp_world_size"])
+                return None
+        for other in sorted(Path(own).parent.glob("*model_states.pt")):
+            stage = read_file(str(other))["ds_config"]["zero_optimization"]["stage"]
             raise CheckpointError(
-                f"{path.parent} has {path.name} and not {Path(own).name}: it was saved at "
-                f"zero_optimization.stage = {zero.get('stage')} or in other parallel sizes, and "
-                f"this engine has stage {self._engine.zero_optimization_stage()}; set the same"
+                f"{other} was saved at zero_optimization.stage = {stage}, and this engine has "
+                f"{self._engine.zero_optimization_stage()} and asks for {Path(own).name}: set the "
+                "same stage and parallel sizes"
             )
         return None
 
@@ -346,7 +348,7 @@ class _Resharded:
         Raises:
             CheckpointError: A file is missing, damaged, or does not hold what it should.
         """
-        heads = {}
+        heads = dict[int, Any]()
         for rank in range(self._rank, self._saved_by, self._num_ranks):
             heads[rank] = self._head_of(rank) if self._has_moments else None
             if self._is_stage3:
@@ -395,7 +397,7 @@ class _Resharded:
         Raises:
             CheckpointError: The files do not hold every element of every parameter.
         """
-        heads = {}
+        heads = dict[int, Any]()
         for model_rank, of_rank in found:
             heads |= of_rank if model_rank == self._files.model_rank else {}
         for rank in range(self._saved_by if self._has_moments else 0):
@@ -444,9 +446,10 @@ class _Resharded:
         aligned = getattr(zero, "round_robin_bit16_padding", None)
         if self._is_stage3:
             wanted, numels = even_slices(flats, self._rank, self._num_ranks)
-            group_of = [zero.sub_group_to_group_id[idx] for idx in range(len(flats))]
+            group_of = [int(zero.sub_group_to_group_id[idx]) for idx in range(len(flats))]
         else:
-            numels, group_of = [int(numel) for numel in zero.partition_size], range(len(flats))
+            numels = [int(numel) for numel in zero.partition_size]
+            group_of = list(range(len(flats)))
             wanted = group_slices(flats, self._rank, numels, aligned)
         rest = list[Any]()
 

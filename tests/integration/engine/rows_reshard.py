@@ -4,14 +4,18 @@
 """
 
 import contextlib
+import functools
+import shutil
 import sys
+from unittest import mock
 
 import torch
-from engines import NUM_RANKS, RANK, STRIDE, Case, Net, Trial, differences
+from engines import NUM_RANKS, RANK, STRIDE, Case, Net, Trial, answer, differences
 from models import Adapted
 from rows import Rows
 from rows_checkpoints import TAG, UNIVERSAL, convert, shared_folder
 from rows_table import FP16, WARMUP, two_groups
+from seams import reshard
 
 ROWS = Rows()
 run = ROWS.run
@@ -154,8 +158,151 @@ def load_as_converted(_folder, name, saved_by):
     assert not (found := differences(ours, converted)), found
 
 
+def load_parts(_folder, stage, saved_by, **options):
+    """Where stock loads without moments, which it does on fewer ranks, the same is loaded."""
+    case, folder = CASES[f"stage {stage}, bf16"], folder_of(f"stage {stage}, bf16", saved_by)
+    trials = []
+    for block in (STRIDE, None)[: 1 if saved_by < NUM_RANKS else 2]:
+        with Trial(block) as trial:
+            engine = trial.open(case)
+            assert engine.load_checkpoint(folder, TAG, **options)[0] is not None
+            trial.see("counters", [engine.global_steps, *engine.get_lr()])
+            trial.train(engine, 2, skip=BEFORE)
+        trials.append(trial)
+    assert not (found := differences(trials[0], trials[-1])), found
+
+
+# What is refused.
+
+
+def without_file(folder):
+    (folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+
+
+def cut_off(folder):
+    path = folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def changed(name, change):
+    def rewrite(folder):
+        saved = torch.load(folder / name, weights_only=False)
+        change(saved)
+        torch.save(saved, folder / name)
+
+    return rewrite
+
+
+def without_a_moment(saved):
+    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"]
+    state[1]["exp_avg"] = state[1]["exp_avg"][:-1]
+
+
+def with_fewer_elements(saved):
+    flats = saved["optimizer_state_dict"]["fp32_flat_groups"]
+    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"][0]
+    flats[0] = flats[0][:-1]
+    state |= {key: state[key][:-1] for key in ("exp_avg", "exp_avg_sq")}
+
+
+MODEL, OPTIMIZER = (
+    "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    ("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+)
+REFUSED = {
+    "a file is missing": (without_file, "rank_1_mp_rank_00_optim_states.pt is missing"),
+    "a file is damaged": (cut_off, "rank_1_mp_rank_00_optim_states.pt cannot be read"),
+    "no sizes": (changed(MODEL, lambda it: it.pop("param_shapes")), "no param_shapes"),
+    "no state": (
+        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].pop("fp32_flat_groups")),
+        "does not hold 'fp32_flat_groups'",
+    ),
+    "another model parallel size": (
+        changed(MODEL, lambda it: it.update(mp_world_size=2)),
+        "model parallel size 2, here 1",
+    ),
+    "a pipeline": (changed(MODEL, lambda it: it.update(module=None)), "a PipelineModule"),
+    "another shape": (
+        changed(MODEL, lambda it: it["param_shapes"][0].update({"layers.0.weight": (3, 4)})),
+        "parameter layers.0.weight of shape (3, 4), here (37, 37)",
+    ),
+    "another name": (
+        changed(MODEL, lambda it: it["param_shapes"][0].update({"head": (3,)})),
+        "parameter head of shape (3,), here none",
+    ),
+    "moments are not whole": (changed(OPTIMIZER, without_a_moment), "moments of"),
+    "flat tensors are not whole": (changed(OPTIMIZER, with_fewer_elements), "flat tensors of"),
+    "another count of ranks": (
+        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].update(partition_count=7)),
+        "partition_count = 7",
+    ),
+}
+
+
+def refuse(_folder, saved_by):
+    """All ranks refuse alike, and go on as if they had not been asked."""
+    saved, folder = folder_of("stage 3, bf16", saved_by) / TAG, shared_folder() / "harmed"
+    trials = []
+    for is_asked in (True, False):
+        with Trial(STRIDE) as trial:
+            engine = trial.open(CASES["stage 3, bf16"])
+            trial.train(engine, 2)
+            for number, (harm, says) in enumerate(REFUSED.values() if is_asked else ()):
+                tag = f"harmed{number}"
+                if RANK == 0:
+                    shutil.copytree(saved, folder / tag)
+                    harm(folder / tag)
+                torch.distributed.barrier()
+                told = answer(functools.partial(engine.load_checkpoint, folder, tag))
+                assert told.startswith("CheckpointError"), (tag, told)
+                assert says in told, told
+                torch.distributed.barrier()
+                if RANK == 0:
+                    shutil.rmtree(folder / tag)
+            trial.train(engine, 2)
+        trials.append(trial)
+    assert not (found := differences(*trials)), found
+
+
+def refuse_another_stage(_folder, saved_by):
+    for here, there in ((3, 2), (1, 3)):
+        with Trial(STRIDE) as trial:
+            engine = trial.open(CASES[f"stage {here}, bf16"])
+            folder = folder_of(f"stage {there}, bf16", saved_by)
+            told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+            assert told.startswith("CheckpointError"), told
+            assert f"stage = {there}, and this engine has {here}" in told, told
+
+
+@contextlib.contextmanager
+def off_by_one():
+    """Negative control: slices are read one element beside their place."""
+    true = reshard.overlaps
+
+    def shifted(wanted, held):
+        pairs = true(wanted, held)
+        return [(to, of._replace(start=max(0, of.start - 1))) for to, of in pairs]
+
+    with mock.patch.object(reshard, "overlaps", shifted):
+        yield
+
+
+def load_wrongly(folder, name, saved_by, control):
+    with control():
+        told = answer(functools.partial(load_as_converted, folder, name, saved_by))
+    assert told.startswith("AssertionError: ["), told
+
+
 for case_name in CASES:
     ROWS.check(f"save {case_name}", *SAVED_BY, name=case_name)(save_and_convert)
     for number in SAVED_BY:
         given = {"name": case_name, "saved_by": number}
         ROWS.check(f"load {case_name} of {number}", *LOADED_BY, **given)(load_as_converted)
+for stage in (2, 3):
+    for option, value in (("load_module_only", True), ("load_optimizer_states", False)):
+        given = {"stage": stage, "saved_by": 2, option: value}
+        ROWS.check(f"load at stage {stage} with {option} of 2", 1, 3, **given)(load_parts)
+    given = {"name": f"stage {stage}, bf16", "saved_by": 2, "control": off_by_one}
+    ROWS.check(f"load wrongly at stage {stage} of 2", 1, 3, **given)(load_wrongly)
+ROWS.check("load nothing that does not fit, of 2", 1, 3, saved_by=2)(refuse)
+ROWS.check("load no other stage, of 2", 1, 3, saved_by=2)(refuse_another_stage)
