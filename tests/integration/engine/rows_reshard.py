@@ -10,7 +10,7 @@ import sys
 from unittest import mock
 
 import torch
-from engines import NUM_RANKS, RANK, STRIDE, Case, Net, Trial, answer, differences
+from engines import NUM_RANKS, RANK, STRIDE, Case, Net, Trial, answer, differences, state_of
 from models import Adapted
 from rows import Rows
 from rows_checkpoints import TAG, UNIVERSAL, convert, shared_folder
@@ -127,8 +127,7 @@ def go_on(case, block, folder, tag):
     """Load into an engine that has trained, and train; the trial."""
     with Trial(block) as trial:
         engine = trial.open(case)
-        if case.make is Net:  # or frozen parts that differ leave other gradients
-            trial.train(engine, 1)
+        trial.train(engine, 1)
         trial.forget()
         groups = [dict(group) for group in engine.optimizer.param_groups]
         path, client = engine.load_checkpoint(folder, tag)
@@ -141,7 +140,9 @@ def go_on(case, block, folder, tag):
         counters = [engine.global_steps, engine.global_samples, engine.skipped_steps]
         trial.see("counters", [*counters, *engine.get_lr(), engine.optimizer.loss_scale])
         trial.see("scheduler", engine.lr_scheduler.last_batch_iteration)
-        trial.see_state(engine)
+        for what, tensor in state_of(engine).items():
+            if not what.startswith("grad"):  # those from before, with other frozen parts
+                trial.see(what, tensor)
         trial.train(engine, AFTER, skip=BEFORE)
     return trial
 
