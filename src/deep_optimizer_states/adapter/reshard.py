@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 from deepspeed.checkpoint import constants as keys
-from deepspeed.utils import logger
 from torch import Tensor, distributed as dist
 
 from deep_optimizer_states.errors import CheckpointError
@@ -128,7 +127,7 @@ def _part(whole: Slice, first: int, numel: int) -> Slice:
 def put_together(
     wanted: Sequence[Slice],
     numels: Sequence[int],
-    held: Sequence[Iterable[Slice]],
+    held: Iterable[Iterable[Slice]],
     read: Callable[[int], Mapping[str, Sequence[Tensor]]],
 ) -> dict[str, list[Tensor]]:
     """Copy slices from the flat tensors of all files into those of one rank.
@@ -137,23 +136,22 @@ def put_together(
         wanted: The rank's slices.
         numels: Elements of each of its flat tensors.
         held: The slices of each file.
-        read: Opens a file: kind -> its flat tensors, each 1-D. One file is open at a time.
+        read: Opens a file: kind -> its flat tensors, each 1-D. It is asked for the first file, and
+            for those that have something; one is open at a time.
 
     Returns:
-        Kind -> new flat tensors on the CPU, in the types of the files, 0 where nothing belongs.
+        Kind -> new flat tensors on the CPU, 0 where nothing belongs. They have the types of those
+        of the same number in the first file, or of its last.
     """
-    pairs = [overlaps(wanted, slices) for slices in held]
     made: dict[str, list[Tensor]] = {}
-    for file in [file for file, found in enumerate(pairs) if found] or [0]:
-        for kind, flats in read(file).items():
-            if kind not in made:
-                types = dict.fromkeys(range(len(numels)), flats[0].dtype if flats else None)
-                types |= {to.flat: flats[of.flat].dtype for to, of in pairs[file]}
-                made[kind] = [
-                    torch.zeros(numel, dtype=types[flat], device="cpu")
-                    for flat, numel in enumerate(numels)
-                ]
-            for to, of in pairs[file]:
+    for file, slices in enumerate(held):
+        pairs = overlaps(wanted, slices)
+        for kind, flats in read(file).items() if pairs or not file else ():
+            made[kind] = made.get(kind) or [
+                torch.zeros(numel, dtype=flats[min(flat, len(flats) - 1)].dtype, device="cpu")
+                for flat, numel in enumerate(numels)
+            ]
+            for to, of in pairs:
                 source = flats[of.flat].narrow(0, of.start, of.numel)
                 made[kind][to.flat].narrow(0, to.start, to.numel).copy_(source)
     return made
@@ -173,38 +171,30 @@ def resharding(engine: Any, asked: Mapping[str, Any]) -> Iterator[None]:
         CheckpointError: The checkpoint does not fit, or is not whole; on all ranks alike, before
             anything of the engine is changed.
     """
-    tag, stage = asked.get("tag") or _latest(asked["load_dir"]), engine.zero_optimization_stage()
+    folder, tag = Path(asked["load_dir"]), asked.get("tag")
+    if tag is None and (folder / "latest").is_file():
+        tag = (folder / "latest").read_text().strip()
     has_moments = asked.get("load_optimizer_states", True) and not asked.get("load_module_only")
     # Without moments, stages 1 and 2 load weights alone, of which every rank has all.
-    if tag is None or engine.load_universal_checkpoint() or (stage < 3 and not has_moments):
+    is_alike = engine.zero_optimization_stage() < 3 and not has_moments
+    if tag is None or is_alike or engine.load_universal_checkpoint():
         yield
         return
-    files = _Files(engine, asked["load_dir"], tag)
-    saved_by = [number for number in _together(files.num_ranks) if number is not None]
+    checkpoint = _Resharded(engine, asked["load_dir"], tag, bool(has_moments))
+    saved_by = [number for number in _together(checkpoint.look) if number is not None]
     if not saved_by or set(saved_by) == {engine.seq_dp_world_size}:
         yield
         return
-    checkpoint = _Resharded(engine, files, saved_by[0], bool(has_moments))
-    _together(checkpoint.refuse_others)
+    _together(lambda: checkpoint.refuse_others(saved_by[0]))
     heads = _together(checkpoint.read_heads)
     _together(lambda: checkpoint.settle(heads))
-    if dist.get_rank() == 0:
-        logger.info(
-            f"deep_optimizer_states: checkpoint {tag} of {saved_by[0]} ranks is loaded by "
-            f"{engine.seq_dp_world_size}"
-        )
     reader = engine.checkpoint_engine
-    engine._get_all_ckpt_names = files.of_model_ranks
+    engine._get_all_ckpt_names = checkpoint.of_model_ranks
     reader.load = checkpoint.load
     try:
         yield
     finally:
         del engine._get_all_ckpt_names, reader.load
-
-
-def _latest(folder: Any) -> str | None:
-    latest = Path(folder, "latest")
-    return latest.read_text().strip() if latest.is_file() else None
 
 
 def _together(act: Callable[[], Any]) -> list[Any]:
@@ -220,20 +210,46 @@ def _together(act: Callable[[], Any]) -> list[Any]:
     dist.all_gather_object(of_all, (problem, found))
     for rank, (theirs, _) in enumerate(of_all):
         if theirs:
-            raise CheckpointError(f"{theirs} (rank {rank})")
+            raise CheckpointError(f"{theirs} (seen by rank {rank})")
     return [found for _, found in of_all]
 
 
-class _Files:
-    """The files of a checkpoint, by the rank that saved them."""
+def read_file(path: str) -> dict[str, Any]:
+    """Open a file that ``torch.save`` wrote; tensors are read when they are looked at.
 
-    def __init__(self, engine: Any, folder: Any, tag: str) -> None:
+    Raises:
+        CheckpointError: It is missing or damaged.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path} is missing: the checkpoint is not whole; load another one")
+    try:
+        is_mapped = zipfile.is_zipfile(path)
+        return dict(torch.load(path, map_location="cpu", weights_only=False, mmap=is_mapped))
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read, load another checkpoint: {error}") from error
+
+
+class _Resharded:
+    """A checkpoint of other ranks, as this rank of this engine would have saved it.
+
+    What it raises is a :class:`CheckpointError`.
+    """
+
+    def __init__(self, engine: Any, folder: Any, tag: Any, has_moments: bool) -> None:
         self._engine, self._folder, self._tag = engine, folder, tag
+        self._zero, self._has_moments = engine.optimizer, has_moments
+        self._is_stage3 = engine.zero_optimization_stage() == 3
+        self._rank = dist.get_rank(group=self._zero.dp_process_group)
+        self._num_ranks = int(engine.seq_dp_world_size)
         mpu = engine.mpu
-        self.model_rank = 0 if mpu is None else int(mpu.get_model_parallel_rank())
+        self._model_rank = 0 if mpu is None else int(mpu.get_model_parallel_rank())
+        self._saved_by = 0
+        self._saved_flats: list[dict[str, int]] = []
+        self._heads: dict[int, Any] = {}
 
-    def model(self, rank: int) -> str:
-        """Return the path of weights and counters."""
+    # Its files.
+
+    def _model_file(self, rank: int) -> str:
         return str(self._engine._get_ckpt_name(self._folder, self._tag, pp_placeholder=str(rank)))
 
     def of_model_ranks(self, *_asked: Any) -> list[str]:
@@ -241,16 +257,16 @@ class _Files:
         name = Path(self._engine._get_ckpt_name(self._folder, self._tag, "*", "0"))
         return sorted(map(str, name.parent.glob(name.name)))
 
-    def optimizer(self, rank: int) -> str:
-        """Return the path of master weights and moments."""
-        is_bf16 = self._engine.bfloat16_enabled()
-        place = (self._folder, self._tag, self.model_rank, rank)
-        return str(self._engine._get_rank_zero_ckpt_name(*place, is_bf16))
+    def _optimizer_file(self, rank: int) -> str:
+        place = (self._folder, self._tag, self._model_rank, rank)
+        return str(self._engine._get_rank_zero_ckpt_name(*place, self._engine.bfloat16_enabled()))
 
-    def num_ranks(self) -> int | None:
+    # What it holds, and whether that fits.
+
+    def look(self) -> int | None:
         """Return how many ranks saved it; None where this rank cannot see that."""
-        own = self.model(dist.get_rank(group=self._engine.optimizer.dp_process_group))
-        for path in (own, self.model(0)):
+        own = self._model_file(self._rank)
+        for path in (own, self._model_file(0)):
             if Path(path).is_file():
                 with contextlib.suppress(CheckpointError, KeyError):  # DeepSpeed says what is wrong
                     return int(read_file(path)["dp_world_size"])
@@ -264,103 +280,58 @@ class _Files:
             )
         return None
 
-
-def read_file(path: str) -> dict[str, Any]:
-    """Open a file that ``torch.save`` wrote; tensors are read when they are looked at.
-
-    Raises:
-        CheckpointError: It is missing or damaged.
-    """
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path} is missing: the checkpoint is not whole; load another one")
-    try:
-        found = torch.load(
-            path, map_location="cpu", weights_only=False, mmap=zipfile.is_zipfile(path)
-        )
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read, load another checkpoint: {error}") from error
-    return dict(found)
-
-
-class _Resharded:
-    """A checkpoint of other ranks, as this rank of this engine would have saved it."""
-
-    def __init__(self, engine: Any, files: _Files, saved_by: int, has_moments: bool) -> None:
-        self._engine, self._files, self._saved_by = engine, files, saved_by
-        self._zero, self._has_moments = engine.optimizer, has_moments
-        self._is_stage3 = engine.zero_optimization_stage() == 3
-        self._rank = dist.get_rank(group=self._zero.dp_process_group)
-        self._num_ranks = int(engine.seq_dp_world_size)
-        self._saved_flats: list[dict[str, int]] = []
-        self._held: list[list[Slice]] = []
-
-    # What it holds, and whether that fits.
-
-    def refuse_others(self) -> None:
-        """Refuse what cannot be mapped, and another model.
-
-        Raises:
-            CheckpointError: It names what differs.
-        """
-        engine, saved = self._engine, read_file(self._files.model(0))
-        sizes = (saved.get("mp_world_size"), engine.mp_world_size)
-        wrong = [
-            (
-                sizes[0] != sizes[1],
-                f"model parallel size {sizes[0]}, here {sizes[1]}: set the same",
-            ),
-            (engine.has_moe_layers, "experts, which lie on ranks of their own"),
-            (saved.get("module") is None, "parts of a PipelineModule"),
-            (not saved.get(keys.PARAM_SHAPES), f"no {keys.PARAM_SHAPES}, the sizes of parameters"),
-        ]
-        for is_wrong, text in wrong:
-            if is_wrong:
-                self._refuse(text)
+    def refuse_others(self, saved_by: int) -> None:
+        """Refuse what cannot be mapped, and another model, by what differs."""
+        self._saved_by = saved_by
+        engine, saved = self._engine, read_file(self._model_file(0))
+        size, own = saved.get("mp_world_size"), engine.mp_world_size
+        self._refuse_if(size != own, f"model parallel size {size}, here {own}: set the same")
+        self._refuse_if(engine.has_moe_layers, "experts, which lie on ranks of their own")
+        self._refuse_if(saved.get("module") is None, "parts of a PipelineModule")
+        shapes, frozen = saved.get(keys.PARAM_SHAPES, []), saved.get(keys.FROZEN_PARAM_SHAPES)
+        self._refuse_if(not shapes, f"no {keys.PARAM_SHAPES}, the sizes of parameters")
         if engine.zero_elastic_checkpoint():
             raise CheckpointError(f"elastic_checkpoint = true: set it to false; or {_WAY_OUT}")
-        self._refuse_other_model(engine._get_zero_param_shapes(), saved[keys.PARAM_SHAPES])
-        if self._is_stage3 and saved.get(keys.FROZEN_PARAM_SHAPES):
-            self._refuse_other_model([self._frozen_shapes], [saved[keys.FROZEN_PARAM_SHAPES]])
-        self._saved_flats = _numels(saved[keys.PARAM_SHAPES])
+        self._refuse_other_model(engine._get_zero_param_shapes(), shapes)
+        if self._is_stage3 and frozen:
+            self._refuse_other_model([self._frozen_shapes], [frozen])
+        self._saved_flats = _numels(shapes)
 
     @property
     def _frozen_shapes(self) -> dict[str, Any]:
         engine = self._engine
         return dict(engine._get_zero_frozen_param_attributes(engine._get_param_shape_func))
 
-    def _refuse_other_model(self, here: list[Any], saved: list[Any]) -> None:
+    def _refuse_other_model(self, here: Any, saved: Any) -> None:
         of_here, of_saved = [
             {name: tuple(shape) for group in groups for name, shape in group.items()}
             for groups in (here, saved)
         ]
         for name in {**of_saved, **of_here}:
             shape, own = of_saved.get(name, "none"), of_here.get(name, "none")
-            if shape != own:
-                self._refuse(f"another model: parameter {name} of shape {shape}, here {own}")
+            text = f"another model: parameter {name} of shape {shape}, here {own}"
+            self._refuse_if(shape != own, text)
 
-    def _refuse(self, what: str) -> None:
-        ranks = f"{self._saved_by} ranks, which {self._num_ranks} are to load"
-        raise CheckpointError(f"{self._files.model(0)} of {ranks}, has {what}; or {_WAY_OUT}")
+    def _refuse_if(self, is_wrong: Any, what: str) -> None:
+        if is_wrong:
+            ranks = f"{self._saved_by} ranks, which {self._num_ranks} are to load"
+            raise CheckpointError(f"{self._model_file(0)} of {ranks}, has {what}; or {_WAY_OUT}")
 
     def read_heads(self) -> tuple[int, dict[int, Any]]:
-        """Read the sizes in this rank's share of the files, so that each is read once for that.
-
-        Raises:
-            CheckpointError: A file is missing, damaged, or does not hold what it should.
-        """
+        """Read the sizes in this rank's share of the files, so that each is read once for that."""
         heads = dict[int, Any]()
         for rank in range(self._rank, self._saved_by, self._num_ranks):
             heads[rank] = self._head_of(rank) if self._has_moments else None
             if self._is_stage3:
-                read_file(self._files.model(rank))
-        return self._files.model_rank, heads
+                read_file(self._model_file(rank))
+        return self._model_rank, heads
 
     def _head_of(self, rank: int) -> tuple[list[int], Any]:
-        path = self._files.optimizer(rank)
+        path = self._optimizer_file(rank)
         try:
             saved = read_file(path)[keys.OPTIMIZER_STATE_DICT]
             flats, adam = self._flats_and_adam(saved)
-            states, groups = list(adam["state"].values()), adam["param_groups"]
+            states, num_groups = list(adam["state"].values()), len(adam["param_groups"])
             padding = [0] * len(flats) if self._is_stage3 else saved[keys.GROUP_PADDINGS]
             numels = [flat.numel() + more for flat, more in zip(flats, padding, strict=True)]
             moments = [[state[key].numel() for state in states] for key in _MOMENTS if states]
@@ -369,18 +340,13 @@ class _Resharded:
             raise CheckpointError(f"{path} does not hold {error}; {_WAY_OUT}") from error
         steps = {int(state.get("step", 0)) for state in states}
         is_of_all = set(counts if isinstance(counts, list) else [counts]) == {self._saved_by}
-        wrong = [
-            (not is_of_all, f"{keys.PARTITION_COUNT} = {counts}"),
-            (len(steps) > 1, f"different numbers of updates, {sorted(steps)}"),
-            (any(of != numels for of in moments), f"moments of {moments} elements, not {numels}"),
-            (
-                len(groups) != len(self._zero.optimizer.param_groups),
-                f"{len(groups)} parameter groups, here {len(self._zero.optimizer.param_groups)}",
-            ),
-        ]
-        for is_wrong, text in wrong:
-            if is_wrong:
-                self._refuse(f"in {Path(path).name} {text}")
+        own = len(self._zero.optimizer.param_groups)
+        at = f"in {Path(path).name}"
+        self._refuse_if(not is_of_all, f"{at} {keys.PARTITION_COUNT} = {counts}")
+        self._refuse_if(len(steps) > 1, f"{at} different numbers of updates, {sorted(steps)}")
+        self._refuse_if(num_groups != own, f"{at} {num_groups} parameter groups, here {own}")
+        text = f"{at} moments of {moments} elements, not {numels}"
+        self._refuse_if(any(of != numels for of in moments), text)
         return numels, saved.get(_ALIGNED)
 
     def _flats_and_adam(self, saved: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
@@ -389,39 +355,35 @@ class _Resharded:
         return saved[keys.SINGLE_PARTITION_OF_FP32_GROUPS], saved[keys.BASE_OPTIMIZER_STATE]
 
     def settle(self, found: Sequence[tuple[int, dict[int, Any]]]) -> None:
-        """Settle where each slice of state lies.
+        """Settle where each slice of state lies; every element of every parameter must be there.
 
         Args:
             found: Every rank's :meth:`read_heads`.
-
-        Raises:
-            CheckpointError: The files do not hold every element of every parameter.
         """
-        heads = dict[int, Any]()
         for model_rank, of_rank in found:
-            heads |= of_rank if model_rank == self._files.model_rank else {}
+            self._heads |= of_rank if model_rank == self._model_rank else {}
+        held = 0
         for rank in range(self._saved_by if self._has_moments else 0):
-            numels, paddings = heads[rank]
+            numels, expected = self._heads[rank][0], self._heads[0][0]
             if self._is_stage3:
-                slices, expected = even_slices(self._saved_flats, rank, self._saved_by)
-            else:
-                slices, expected = (
-                    group_slices(self._saved_flats, rank, numels, paddings),
-                    heads[0][0],
-                )
-            if numels != expected:
-                self._refuse(f"flat tensors of {numels} elements on rank {rank}, not {expected}")
-            self._held.append(slices)
-        numel = sum(one.numel for slices in self._held for one in slices)
+                _, expected = even_slices(self._saved_flats, rank, self._saved_by)
+            text = f"flat tensors of {numels} elements on rank {rank}, not {expected}"
+            self._refuse_if(numels != expected, text)
+            held += sum(one.numel for one in self._slices_of(rank))
         needed = sum(numel for flat in self._saved_flats for numel in flat.values())
-        if self._has_moments and numel != needed:
-            self._refuse(f"{numel} elements of state for {needed} of parameters")
+        text = f"{held} elements of state for {needed} of parameters"
+        self._refuse_if(self._has_moments and held != needed, text)
+
+    def _slices_of(self, rank: int) -> list[Slice]:
+        if self._is_stage3:
+            return even_slices(self._saved_flats, rank, self._saved_by)[0]
+        return group_slices(self._saved_flats, rank, *self._heads[rank])
 
     # What DeepSpeed asks for.
 
     def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
         """Stand in for the checkpoint engine's method of that name."""
-        if path == self._files.optimizer(self._rank):
+        if path == self._optimizer_file(self._rank):
             return {keys.OPTIMIZER_STATE_DICT: self._optimizer_states()}
         saved = read_file(path)
         if self._is_stage3 and saved.get(keys.FROZEN_PARAM_FRAGMENTS):
@@ -430,16 +392,16 @@ class _Resharded:
         return copy.deepcopy({**saved, "dp_world_size": self._num_ranks})
 
     def _frozen_fragments(self) -> dict[str, Tensor]:
-        names, kind = list(self._frozen_shapes), keys.FROZEN_PARAM_FRAGMENTS
-        flats = [{name: _numels([self._frozen_shapes])[0][name]} for name in names]
+        kind, of_name = keys.FROZEN_PARAM_FRAGMENTS, _numels([self._frozen_shapes])[0]
+        flats = [{name: numel} for name, numel in of_name.items()]
 
         def read(rank: int) -> dict[str, list[Tensor]]:
-            fragments = read_file(self._files.model(rank))[kind]
-            return {kind: [fragments[name].view(-1) for name in names]}
+            fragments = read_file(self._model_file(rank))[kind]
+            return {kind: [fragments[name].view(-1) for name in of_name]}
 
-        held = [even_slices(flats, rank, self._saved_by)[0] for rank in range(self._saved_by)]
+        held = (even_slices(flats, rank, self._saved_by)[0] for rank in range(self._saved_by))
         wanted, numels = even_slices(flats, self._rank, self._num_ranks)
-        return dict(zip(names, put_together(wanted, numels, held, read)[kind], strict=True))
+        return dict(zip(of_name, put_together(wanted, numels, held, read)[kind], strict=True))
 
     def _optimizer_states(self) -> dict[str, Any]:
         zero, flats = self._zero, _numels(self._engine._get_zero_param_shapes())
@@ -454,21 +416,19 @@ class _Resharded:
         rest = list[Any]()
 
         def read(rank: int) -> dict[str, list[Tensor]]:
-            saved = read_file(self._files.optimizer(rank))[keys.OPTIMIZER_STATE_DICT]
+            saved = read_file(self._optimizer_file(rank))[keys.OPTIMIZER_STATE_DICT]
             masters, adam = self._flats_and_adam(saved)
             states = [adam["state"][idx] for idx in sorted(adam["state"])]
             if not rest:
-                counters = {
-                    key: it for key, it in (states or [{}])[0].items() if key not in _MOMENTS
-                }
-                other = {
-                    key: it for key, it in saved.items() if it is not masters and it is not adam
-                }
+                first = states[0] if states else {}
+                counters = {key: it for key, it in first.items() if key not in _MOMENTS}
+                other = {key: it for key, it in saved.items() if not (it is masters or it is adam)}
                 rest.extend(copy.deepcopy((other, counters, adam["param_groups"])))
             moments = {key: [state[key] for state in states] for key in _MOMENTS if states}
             return {_MASTER: masters, **moments}
 
-        moments = put_together(wanted, numels, self._held, read)
+        held = map(self._slices_of, range(self._saved_by))
+        moments = put_together(wanted, numels, held, read)
         masters = moments.pop(_MASTER)
         other, counters, groups = rest
         for number, group in enumerate(groups):
