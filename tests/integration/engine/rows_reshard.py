@@ -273,6 +273,11 @@ def refuse_another_stage(_folder, saved_by):
             told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
             assert told.startswith("CheckpointError"), told
             assert f"stage = {there}, and this engine has {here}" in told, told
+    with Trial(STRIDE) as trial:  # which cut alike
+        engine = trial.open(CASES["stage 2, bf16"])
+        assert engine.load_checkpoint(folder_of("stage 1, bf16", saved_by), TAG)[0] is not None
+        trial.train(engine, 2)
+        assert trial.is_finite
 
 
 @contextlib.contextmanager
