@@ -43,9 +43,10 @@ CASES = {f"stage {stage}, bf16": case_of(stage) for stage in (1, 2, 3)}
 CASES |= {f"stage {stage}, frozen parts": case_of(stage, **FROZEN) for stage in (2, 3)}
 CASES |= {
     f"stage {stage}, fp16, two groups": case_of(
-        stage, groups=two_groups, dtype=torch.float16, config=FP16["config"]
+        stage, groups=two_groups, dtype=torch.float16, config=FP16["config"], since=since
     )
-    for stage in (2, 3)
+    # Before, DeepSpeed's conversion stops at a group that ends where a rank's part does.
+    for stage, since in ((2, "0.19.8"), (3, ""))
 }
 ROUND_ROBIN = "stage 2, round robin"
 CASES[ROUND_ROBIN] = case_of(2, zero={"round_robin_gradients": True})
@@ -60,6 +61,8 @@ def folder_of(name, saved_by):
 
 def save_and_convert(_folder, name):
     case, folder = CASES[name], folder_of(name, NUM_RANKS)
+    if not case.is_in_this_release:
+        return
     with Trial(STRIDE) as trial:
         engine = trial.open(case)
         trial.train(engine, BEFORE)
@@ -149,6 +152,8 @@ def go_on(case, block, folder, tag):
 
 def load_as_converted(_folder, name, saved_by):
     case, folder = CASES[name].changed(**LOADED_WITH.get(name, {})), folder_of(name, saved_by)
+    if not case.is_in_this_release:
+        return
     if name == ROUND_ROBIN:
         load_round_robin(folder, saved_by)
         return
