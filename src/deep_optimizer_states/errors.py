@@ -30,4 +30,4 @@ class HostMemoryError(DeepOptimizerStatesError, MemoryError):
 
 
 class CheckpointError(DeepOptimizerStatesError, RuntimeError):
-    """A checkpoint is not whole; names it, says why, and which is the last whole one."""
+    """A checkpoint is not whole, or does not fit; names it, says why and what to do."""

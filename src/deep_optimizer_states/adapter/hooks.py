@@ -200,13 +200,15 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     """Load as DeepSpeed does, perhaps after an update that failed."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
+    from deep_optimizer_states.adapter.reshard import resharding
+
     background = engine.optimizer.background
     asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
     if engine.optimizer.checkpoints is not None:
         engine.optimizer.checkpoints.before_load(asked["load_dir"])
     if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
         background.refuse_while_open()
-    with background.overlooking_failure():
+    with background.overlooking_failure(), resharding(engine, asked):
         had_failed = background.has_failed
         found = original(engine, *args, **kwargs)
     if had_failed and not background.has_failed:

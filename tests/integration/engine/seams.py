@@ -3,7 +3,7 @@
 # ruff: noqa: F401
 
 from deep_optimizer_states import install
-from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter import homes, reshard, steppers
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.update import UpdatePhase
 from deep_optimizer_states.adapter.zero3 import ahead, gathers

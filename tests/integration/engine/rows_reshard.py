@@ -1,0 +1,317 @@
+"""Checkpoints loaded by other numbers of ranks than saved them, beside DeepSpeed's conversion.
+
+``ROWS_ONLY`` says which rows a job runs: those that save, or some that load.
+"""
+
+import contextlib
+import functools
+import shutil
+import sys
+from unittest import mock
+
+import torch
+from engines import NUM_RANKS, RANK, STRIDE, Case, Net, Trial, answer, differences, state_of
+from models import Adapted
+from rows import Rows
+from rows_checkpoints import TAG, UNIVERSAL, convert, shared_folder
+from rows_table import FP16, WARMUP, two_groups
+from seams import reshard
+
+ROWS = Rows()
+run = ROWS.run
+SAVED_BY, LOADED_BY = (1, 2, 4), (1, 2, 3, 4)
+BEFORE, AFTER = 3, 10
+"""Iterations before a checkpoint is saved, and after it is loaded."""
+
+
+def frozen_net():
+    """Frozen layers, one of which has a low-rank one beside it that learns."""
+    net = Net()
+    net.layers[1] = Adapted(net.layers[1], 3)
+    net.layers[4].requires_grad_(False)
+    return net
+
+
+def case_of(stage, **given):
+    config = {"scheduler": WARMUP, **given.pop("config", {})}
+    zero = {"stage": stage, **given.pop("zero", {})}
+    return Case(config=config, zero=zero, is_cut=False, **given)
+
+
+FROZEN = {"make": frozen_net}
+CASES = {f"stage {stage}, bf16": case_of(stage) for stage in (1, 2, 3)}
+CASES |= {f"stage {stage}, frozen parts": case_of(stage, **FROZEN) for stage in (2, 3)}
+OVERFLOWS = {"dtype": torch.float16, "config": FP16["config"]}
+SCALED = {"bf16": {"enabled": False}, "fp16": {"enabled": True, "initial_scale_power": 10}}
+SCALED = {"dtype": torch.float16, "config": SCALED}
+CASES["stage 3, fp16, nothing but overflows"] = case_of(3, **OVERFLOWS)
+CASES["stage 3, fp16, two groups"] = case_of(3, groups=two_groups, **SCALED)
+CASES["stage 2, fp16"] = case_of(2, **SCALED)
+ROUND_ROBIN = "stage 2, round robin, two groups"
+CASES[ROUND_ROBIN] = case_of(2, groups=two_groups, zero={"round_robin_gradients": True})
+CASES["stage 3, other subgroups"] = case_of(3)
+LOADED_WITH = {"stage 3, other subgroups": {"zero": {"stage": 3, "sub_group_size": 1900}}}
+"""Changes of a case before it loads."""
+
+
+def folder_of(name, saved_by):
+    return shared_folder() / f"{name}, {saved_by}".replace(" ", "-").replace(",", "")
+
+
+def save_and_convert(_folder, name):
+    case, folder = CASES[name], folder_of(name, NUM_RANKS)
+    with Trial(STRIDE) as trial:
+        engine = trial.open(case)
+        trial.train(engine, BEFORE)
+        assert (engine.skipped_steps == BEFORE) == ("nothing but overflows" in name)
+        with contextlib.redirect_stdout(sys.stderr):
+            engine.save_checkpoint(folder, TAG, client_state={"ours": [torch.ones(3), NUM_RANKS]})
+        if name == ROUND_ROBIN:
+            torch.save(state_by_parameter(engine), folder / f"by-parameter.{RANK}")
+            return
+    options = ["--inject_missing_state"] if case.stage < 3 else []
+    convert(folder.parent, [folder.name], *options)
+
+
+def state_by_parameter(engine):
+    """Master weights and moments below stage 3, of all ranks, in the order in which they lie."""
+    zero, found = engine.optimizer, {}
+    for group, master in zip(
+        zero.round_robin_bit16_groups, zero.single_partition_of_fp32_groups, strict=True
+    ):
+        state = zero.optimizer.state[master]
+        for key, flat in {"master": master.data, **state}.items():
+            if key == "step":
+                continue
+            parts = [torch.empty_like(flat) for _ in range(NUM_RANKS)]
+            torch.distributed.all_gather(parts, flat)
+            pieces = torch.cat(parts)[: sum(map(torch.numel, group))].split(
+                [param.numel() for param in group]
+            )
+            names = [f"{key} of {engine.param_names[param]}" for param in group]
+            found |= {name: piece.clone() for name, piece in zip(names, pieces, strict=True)}
+    return found
+
+
+def load_round_robin(folder, saved_by):
+    """DeepSpeed's conversion mixes parameters up here, so that it is no reference."""
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES[ROUND_ROBIN])
+        engine.load_checkpoint(folder, TAG)
+        saved, found = torch.load(folder / "by-parameter.0"), state_by_parameter(engine)
+        assert saved.keys() == found.keys()
+        assert [
+            name for name, tensor in saved.items() if not torch.equal(tensor, found[name])
+        ] == []
+        for name, param in engine.module.named_parameters():
+            assert torch.equal(param, found[f"master of {name}"].to(param.dtype).view_as(param)), (
+                name
+            )
+        trial.train(engine, AFTER, skip=BEFORE)
+        assert trial.is_finite
+
+
+def unlike(make):
+    """A model that nothing was loaded into: its frozen parts differ."""
+
+    def made():
+        model = make()
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                parameter.data.add_(1)
+        return model
+
+    return made
+
+
+def go_on(case, block, folder, tag):
+    """Load into an engine that has trained, and train; the trial."""
+    with Trial(block) as trial:
+        engine = trial.open(case)
+        trial.train(engine, 1)
+        trial.forget()
+        groups = [dict(group) for group in engine.optimizer.param_groups]
+        path, client = engine.load_checkpoint(folder, tag)
+        assert path is not None
+        if block is None and case.stage == 3:
+            # DeepSpeed gives every parameter group the settings of the first.
+            for group, own in zip(engine.optimizer.param_groups, groups, strict=True):
+                group |= {key: own[key] for key in ("betas", "weight_decay")}
+        trial.see("client state", client["ours"])
+        counters = [engine.global_steps, engine.global_samples, engine.skipped_steps]
+        trial.see("counters", [*counters, *engine.get_lr(), engine.optimizer.loss_scale])
+        trial.see("scheduler", engine.lr_scheduler.last_batch_iteration)
+        for what, tensor in state_of(engine).items():
+            if not what.startswith("grad"):  # those from before, with other frozen parts
+                trial.see(what, tensor)
+        trial.train(engine, AFTER, skip=BEFORE)
+    return trial
+
+
+def load_as_converted(_folder, name, saved_by):
+    case, folder = CASES[name].changed(**LOADED_WITH.get(name, {})), folder_of(name, saved_by)
+    if name == ROUND_ROBIN:
+        load_round_robin(folder, saved_by)
+        return
+    config = {**case.config, **UNIVERSAL["config"]}
+    converted = go_on(case.changed(config=config), None, folder, f"{TAG}_universal")
+    make = case.make if case.make is Net else unlike(case.make)
+    ours = go_on(case.changed(make=make), STRIDE, folder, TAG)
+    assert not (found := differences(ours, converted)), found
+
+
+def load_parts(_folder, stage, saved_by, **options):
+    """Where stock loads without moments, which it does on fewer ranks, the same is loaded."""
+    case, folder = CASES[f"stage {stage}, bf16"], folder_of(f"stage {stage}, bf16", saved_by)
+    trials = []
+    for block in (STRIDE, None)[: 1 if saved_by < NUM_RANKS else 2]:
+        with Trial(block) as trial:
+            engine = trial.open(case)
+            assert engine.load_checkpoint(folder, TAG, **options)[0] is not None
+            trial.see("counters", [engine.global_steps, *engine.get_lr()])
+            trial.train(engine, 2, skip=BEFORE)
+        trials.append(trial)
+    assert not (found := differences(trials[0], trials[-1])), found
+
+
+# What is refused.
+
+
+def without_file(folder):
+    (folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+
+
+def cut_off(folder):
+    path = folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def changed(name, change):
+    def rewrite(folder):
+        saved = torch.load(folder / name, weights_only=False)
+        change(saved)
+        torch.save(saved, folder / name)
+
+    return rewrite
+
+
+def without_a_moment(saved):
+    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"]
+    state[1]["exp_avg"] = state[1]["exp_avg"][:-1]
+
+
+def with_fewer_elements(saved):
+    flats = saved["optimizer_state_dict"]["fp32_flat_groups"]
+    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"][0]
+    flats[0] = flats[0][:-1]
+    state |= {key: state[key][:-1] for key in ("exp_avg", "exp_avg_sq")}
+
+
+MODEL, OPTIMIZER = (
+    "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    ("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+)
+REFUSED = {
+    "a file is missing": (without_file, "rank_1_mp_rank_00_optim_states.pt is missing"),
+    "a file is damaged": (cut_off, "rank_1_mp_rank_00_optim_states.pt cannot be read"),
+    "no sizes": (changed(MODEL, lambda it: it.pop("param_shapes")), "no param_shapes"),
+    "no state": (
+        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].pop("fp32_flat_groups")),
+        "does not hold 'fp32_flat_groups'",
+    ),
+    "another model parallel size": (
+        changed(MODEL, lambda it: it.update(mp_world_size=2)),
+        "model parallel size 2, here 1",
+    ),
+    "a pipeline": (changed(MODEL, lambda it: it.update(module=None)), "a PipelineModule"),
+    "another shape": (
+        changed(MODEL, lambda it: it["param_shapes"][0].update({"layers.0.weight": (3, 4)})),
+        "parameter layers.0.weight of shape (3, 4), here (37, 37)",
+    ),
+    "another name": (
+        changed(MODEL, lambda it: it["param_shapes"][0].update({"head": (3,)})),
+        "parameter head of shape (3,), here none",
+    ),
+    "moments are not whole": (changed(OPTIMIZER, without_a_moment), "moments of"),
+    "flat tensors are not whole": (changed(OPTIMIZER, with_fewer_elements), "flat tensors of"),
+    "another count of ranks": (
+        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].update(partition_count=7)),
+        "partition_count = 7",
+    ),
+}
+
+
+def refuse(_folder, saved_by):
+    """All ranks refuse alike, and go on as if they had not been asked."""
+    saved, folder = folder_of("stage 3, bf16", saved_by) / TAG, shared_folder() / "harmed"
+    trials = []
+    for is_asked in (True, False):
+        with Trial(STRIDE) as trial:
+            engine = trial.open(CASES["stage 3, bf16"])
+            trial.train(engine, 2)
+            for number, (harm, says) in enumerate(REFUSED.values() if is_asked else ()):
+                tag = f"harmed{number}"
+                if RANK == 0:
+                    shutil.copytree(saved, folder / tag)
+                    harm(folder / tag)
+                torch.distributed.barrier()
+                told = answer(functools.partial(engine.load_checkpoint, folder, tag))
+                assert told.startswith("CheckpointError"), (tag, told)
+                assert says in told, told
+                torch.distributed.barrier()
+                if RANK == 0:
+                    shutil.rmtree(folder / tag)
+            trial.train(engine, 2)
+        trials.append(trial)
+    assert not (found := differences(*trials)), found
+
+
+def refuse_another_stage(_folder, saved_by):
+    for here, there in ((3, 2), (1, 3)):
+        with Trial(STRIDE) as trial:
+            engine = trial.open(CASES[f"stage {here}, bf16"])
+            folder = folder_of(f"stage {there}, bf16", saved_by)
+            told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+            assert told.startswith("CheckpointError"), told
+            assert f"stage = {there}, and this engine has {here}" in told, told
+    with Trial(STRIDE) as trial:  # which cut alike
+        engine = trial.open(CASES["stage 2, bf16"])
+        assert engine.load_checkpoint(folder_of("stage 1, bf16", saved_by), TAG)[0] is not None
+        trial.train(engine, 2)
+        assert trial.is_finite
+
+
+@contextlib.contextmanager
+def off_by_one():
+    """Negative control: slices are read one element beside their place."""
+    true = reshard.overlaps
+
+    def shifted(wanted, held):
+        pairs = true(wanted, held)
+        return [(to, of._replace(start=max(0, of.start - 1))) for to, of in pairs]
+
+    with mock.patch.object(reshard, "overlaps", shifted):
+        yield
+
+
+def load_wrongly(folder, name, saved_by, control):
+    with control():
+        told = answer(functools.partial(load_as_converted, folder, name, saved_by))
+    assert told.startswith("AssertionError: ["), told
+
+
+for case_name in CASES:
+    ROWS.check(f"save {case_name}", *SAVED_BY, name=case_name)(save_and_convert)
+    for number in SAVED_BY:
+        given = {"name": case_name, "saved_by": number}
+        # Stock, which loads what as many ranks saved, refuses other subgroups.
+        others = [ranks for ranks in LOADED_BY if ranks != number or case_name not in LOADED_WITH]
+        ROWS.check(f"load {case_name} of {number}", *others, **given)(load_as_converted)
+for stage in (2, 3):
+    for option, value in (("load_module_only", True), ("load_optimizer_states", False)):
+        given = {"stage": stage, "saved_by": 2, option: value}
+        ROWS.check(f"load at stage {stage} with {option} of 2", 1, 3, **given)(load_parts)
+    given = {"name": f"stage {stage}, bf16", "saved_by": 2, "control": off_by_one}
+    ROWS.check(f"load wrongly at stage {stage} of 2", 1, 3, **given)(load_wrongly)
+ROWS.check("load nothing that does not fit, of 2", 1, 3, saved_by=2)(refuse)
+ROWS.check("load no other stage, of 2", 1, 3, saved_by=2)(refuse_another_stage)
