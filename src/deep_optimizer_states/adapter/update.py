@@ -385,6 +385,7 @@ class InterleavedOptimizer:
         self._change = contextlib.ExitStack()
         self._steppers = Steppers.open(adam, master_dtype)
         self._lanes = self._steppers.lanes
+        self._lanes.has_own_pages = settings.checkpoint == "background"
         self.background = Background(self._lanes)
 
     @contextlib.contextmanager

@@ -11,6 +11,11 @@ nothing has to be copied before it is written: only what the next update is abou
 executor says so before each tile (:meth:`BackgroundSave.release`). What is not on disk by then is
 copied into memory of a bounded size, or written there and then where that is full. Everything else
 that a checkpoint holds is small, and copied at once.
+
+[Note: past the page cache] A write through the page cache costs a core as much as the copy that is
+to be avoided. So whole pages of state are written with ``O_DIRECT``, which takes hardly any
+processor time: records begin at whole pages, and state has pages of its own. What is left at both
+ends of a tile, copies, and files of a file system that refuses it go through the cache.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
+import errno
+import itertools
 import os
 import pickle
 import threading
@@ -29,11 +36,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options, skip_data
+from torch.utils.serialization.config import save as save_config
 
 from deep_optimizer_states.errors import CheckpointError
 
 UNFINISHED = ".unfinished-checkpoint"
 """Ends the names of files that are not whole yet."""
+PAGE_BYTES = 4096
+"""Of addresses, offsets and sizes of what is written past the page cache."""
 CHUNK_BYTES = 2**24
 """Bytes written in one call: whoever is about to overwrite one that is being written waits so
 long."""
@@ -99,6 +109,7 @@ class BackgroundSave:
         self._order = list(order)
         self._paths: list[Path] = []
         self._files: list[int] = []
+        self._direct: list[int] = []
         self._of_tile: dict[int, list[_Chunk]] = collections.defaultdict(list)
         self._copies: collections.deque[_Chunk] = collections.deque()
         self._pending: collections.deque[_Chunk] = collections.deque()
@@ -133,6 +144,7 @@ class BackgroundSave:
         self._paths.append(path)
         records = write_skeleton(content, partial)
         self._files.append(os.open(partial, os.O_WRONLY))
+        self._direct.append(_open_direct(partial))
         for offset, storage in records:
             self._note(len(self._files) - 1, offset, storage)
 
@@ -188,9 +200,9 @@ class BackgroundSave:
                 break
             self._write_early(file, offset + end, source[end : start - begin])
             end = stop - begin
-            for at in range(start - begin, end, CHUNK_BYTES):
-                piece = source[at : min(at + CHUNK_BYTES, end)]
-                self._of_tile[tile].append(_Chunk(file, offset + at, piece))
+            for at, to in _cuts(start, stop):
+                piece = source[at - begin : to - begin]
+                self._of_tile[tile].append(_Chunk(file, offset + at - begin, piece))
         self._write_early(file, offset + end, source[end:])
 
     def _write_early(self, file: int, offset: int, source: Tensor, is_copy: bool = False) -> None:
@@ -268,10 +280,10 @@ class BackgroundSave:
 
     def _write(self, chunk: _Chunk) -> None:
         try:
-            rest, offset = memoryview(chunk.source.numpy().data), chunk.offset
-            while rest:
-                written = os.pwrite(self._files[chunk.file], rest, offset)
-                rest, offset = rest[written:], offset + written
+            data = memoryview(chunk.source.numpy().data)
+            done = self._write_direct(chunk, data)
+            while done < len(data):
+                done += os.pwrite(self._files[chunk.file], data[done:], chunk.offset + done)
         finally:
             with self._changed:
                 chunk.is_done = chunk.is_free = True
@@ -279,6 +291,18 @@ class BackgroundSave:
                     self._held_bytes -= chunk.source.numel()
                 chunk.source = chunk.source.new_empty(0)
                 self._changed.notify_all()
+
+    def _write_direct(self, chunk: _Chunk, data: memoryview) -> int:
+        """Write whole pages past the page cache, if that can be; return how many bytes."""
+        file, places = self._direct[chunk.file], (chunk.source.data_ptr(), chunk.offset, len(data))
+        if file < 0 or any(place % PAGE_BYTES for place in places):
+            return 0
+        try:
+            return os.pwrite(file, data, chunk.offset) // PAGE_BYTES * PAGE_BYTES
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return 0  # the file system wants other sizes, and has opened the file all the same
 
     def _sync(self) -> None:
         if self.failure is not None:
@@ -292,9 +316,10 @@ class BackgroundSave:
             self.give_up(error)
 
     def _close_files(self) -> None:
-        files, self._files = self._files, []
+        files, self._files, self._direct = [*self._files, *self._direct], [], []
         for file in files:
-            os.close(file)
+            if file >= 0:
+                os.close(file)
 
 
 def unfinished(path: Path) -> Path:
@@ -326,7 +351,7 @@ def write_skeleton(content: Any, path: Path) -> list[tuple[int, torch.UntypedSto
         OSError: The file cannot be written.
     """
     storages = _storages_in_order(content)
-    with path.open("wb") as stream, skip_data(), _without_checksums():
+    with path.open("wb") as stream, skip_data(), _without_checksums(), _at_whole_pages():
         torch.save(content, stream)
     reader: Any = torch._C.PyTorchFileReader(str(path))
     names = {name for name in reader.get_all_records() if name.startswith("data/")}
@@ -371,6 +396,35 @@ def _without_checksums() -> Iterator[None]:
         yield
     finally:
         set_crc32_options(before)
+
+
+@contextlib.contextmanager
+def _at_whole_pages() -> Iterator[None]:
+    """Let records begin at whole pages, where torch can."""
+    before = getattr(save_config, "storage_alignment", None)
+    if before is not None:
+        save_config.storage_alignment = PAGE_BYTES
+    try:
+        yield
+    finally:
+        if before is not None:
+            save_config.storage_alignment = before
+
+
+def _open_direct(path: Path) -> int:
+    """Open a file past the page cache; return -1 where the system or the file system cannot."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _cuts(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Cut a run of addresses into its ends and chunks of whole pages."""
+    first = min(-(-start // PAGE_BYTES) * PAGE_BYTES, stop)
+    last = max(stop // PAGE_BYTES * PAGE_BYTES, first)
+    bounds = [start, *range(first, last, CHUNK_BYTES), last, stop]
+    return ((at, to) for at, to in itertools.pairwise(bounds) if at < to)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -1,6 +1,10 @@
 """Files that are filled while their tensors change, and names that they get when they are whole."""
 
 import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -238,7 +242,55 @@ def test_tiles_are_written_in_the_order_of_the_update(state, tmp_path, monkeypat
     save.start(Ended())
     save.wait()
     first = min(offsets)
-    assert [(offset - first) // (4 * TILE) for offset in offsets] == [3, 1, 0, 2]
+    tiles = [(offset - first) // (4 * TILE) for offset in offsets]
+    assert [tile for tile, _ in itertools.groupby(tiles)] == [3, 1, 0, 2]
+
+
+def in_pages(tensor):
+    return torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=tensor.dtype).copy_(tensor)
+
+
+def test_whole_pages_of_state_go_past_the_page_cache(tmp_path, monkeypatch):
+    """Their ends do not, nor do tensors that have no pages of their own."""
+    numel, tile_numel = 5000, 2064
+    masters, other = in_pages(torch.randn(numel)), torch.randn(numel + 1)[1:]
+    direct, pwrite = [], os.pwrite
+
+    def note(file, data, offset):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            direct.append((offset, len(data)))
+        return pwrite(file, data, offset)
+
+    tiles = [[masters[:tile_numel]], [masters[tile_numel:]], [other]]
+    save = BackgroundSave(tiles, range(3), 0)
+    save.add({"masters": masters, "other": other}, tmp_path / "file.pt")
+    if save._direct == [-1]:
+        pytest.skip("this file system cannot write past the page cache")
+    monkeypatch.setattr(checkpoint.os, "pwrite", note)
+    save.start(Ended())
+    save.wait()
+    first = direct[0][0]
+    assert [(offset - first, size) for offset, size in direct] == [(0, 8192), (12288, 4096)]
+    found = torch.load(unfinished(tmp_path / "file.pt"))
+    assert torch.equal(found["masters"], masters)
+    assert torch.equal(found["other"], other)
+
+
+def test_a_file_system_that_wants_other_sizes_gets_them(tmp_path, monkeypatch):
+    masters, pwrite = in_pages(torch.randn(5000)), os.pwrite
+
+    def refuse_direct(file, data, offset):
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr(checkpoint.os, "pwrite", refuse_direct)
+    save = BackgroundSave([[masters]], [0], 0)
+    save.add({"masters": masters}, tmp_path / "file.pt")
+    save.start(Ended())
+    save.wait()
+    assert save.failure is None
+    assert torch.equal(torch.load(unfinished(tmp_path / "file.pt"))["masters"], masters)
 
 
 @pytest.mark.parametrize("by", ["the thread", "the update"])

@@ -139,6 +139,9 @@ class Device(abc.ABC):
     grads: Lane
     near: LaneCores = ANYWHERE
     """Cores next to which a device that touches host memory itself takes it."""
+    has_own_pages: bool = False
+    """Give state whole pages, so that it can be written past the page cache; page-locked memory has
+    them anyway."""
     locks_pages: bool = True
     """Page-lock host memory; copies of memory that is not overlap with nothing."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import mmap
 import queue
 import random
 import threading
@@ -202,7 +203,10 @@ class EmulatedDevice(Device):
 
     @override
     def host_home(self, source: Tensor) -> Tensor:
-        return source  # any host memory will do
+        if not self.has_own_pages or not source.numel():
+            return source  # any host memory will do
+        pages = mmap.mmap(-1, source.nbytes)
+        return torch.frombuffer(pages, dtype=source.dtype, count=source.numel()).copy_(source)
 
     @override
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
