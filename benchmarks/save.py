@@ -56,9 +56,9 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for _ in range(given.every):
             engine.backward(engine(inputs).float().pow(2).mean())
             engine.step()
-        read = getattr(engine.optimizer, "background", None)
-        if read is not None:
-            read.wait()  # the update that the last step() launched belongs to these iterations
+        updates = getattr(engine.optimizer, "background", None)
+        if updates is not None:
+            updates.wait()  # the update that the last step() launched belongs to these iterations
         return time.perf_counter() - begin
 
     for turn in range(WARM_UP + given.repeats):

@@ -7,7 +7,6 @@ written last. The folder has its name only once it is whole; ``latest`` beside i
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -143,13 +142,15 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
     """
     import torch.distributed as dist
 
+    from deep_optimizer_states.core.checkpoint import sync
+
     parent = run.run_dir / FOLDER
     path = parent / f"iteration-{iteration:06d}"
     partial = path.with_suffix(".partial")
     try:
         write(partial)
         for file in list(partial.iterdir()):
-            _flush(file)
+            sync(file)
         dist.barrier()
         if dist.get_rank() == 0:
             description = {
@@ -160,11 +161,11 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
                 "files": {file.name: file.stat().st_size for file in partial.iterdir()},
             }
             write_json(partial / DESCRIPTION, description)
-            _flush(partial)
+            sync(partial)
             partial.rename(path)
-            _flush(parent)
+            sync(parent)
             write_text(parent / LATEST, path.name)
-            _flush(parent)
+            sync(parent)
     except (OSError, RuntimeError) as error:
         # torch's writer of files tells of a full disk by a RuntimeError.
         shutil.rmtree(partial, ignore_errors=True)
@@ -174,15 +175,6 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
         ) from error
     dist.barrier()
     return path
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold what was written; of a folder, its entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def require_usable(run: RunFile, checkpoint: Checkpoint) -> None:

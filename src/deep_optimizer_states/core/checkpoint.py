@@ -10,7 +10,7 @@ pickling meets them, which a second pickling into nothing finds out.
 nothing has to be copied before it is written: only what the next update is about to overwrite. The
 executor says so before each tile (:meth:`BackgroundSave.release`). What is not on disk by then is
 copied into memory of a bounded size, or written there and then where that is full. Everything else
-that a checkpoint holds is small, and copied at once.
+that a checkpoint holds is copied at once.
 
 [Note: past the page cache] A write through the page cache costs a core as much as the copy that is
 to be avoided. So whole pages of state are written with ``O_DIRECT``, which takes hardly any
@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.serialization import get_crc32_options, set_crc32_options, skip_data
-from torch.utils.serialization.config import save as save_config
+from torch.serialization import skip_data
+from torch.utils import serialization
 
 from deep_optimizer_states.errors import CheckpointError
 
@@ -122,11 +122,6 @@ class BackgroundSave:
         """Return the files by the names that they will have."""
         return list(self._paths)
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether it was started and has not ended."""
-        return self._thread is not None and self._thread.is_alive()
-
     def add(self, content: Any, path: Path) -> None:
         """Note one file and write what is not state of the optimizer, see [Note: skeleton].
 
@@ -168,7 +163,7 @@ class BackgroundSave:
 
     def release_all(self) -> None:
         """Let all state be overwritten."""
-        for tile in self._order:
+        for tile in list(self._of_tile):
             self.release(tile)
 
     def wait(self) -> None:
@@ -177,7 +172,7 @@ class BackgroundSave:
             self._thread.join()
 
     def give_up(self, why: BaseException) -> None:
-        """Write nothing more, and remove what was written; ``why`` becomes the failure."""
+        """Write nothing more; ``why`` becomes the failure, unless there was one before."""
         with self._changed:
             self.failure = self.failure or why
             self._changed.notify_all()
@@ -311,7 +306,7 @@ class BackgroundSave:
             for file in self._files:
                 os.fsync(file)
             for folder in {path.parent for path in self._paths}:
-                sync_folder(folder)
+                sync(folder)
         except OSError as error:
             self.give_up(error)
 
@@ -327,9 +322,9 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + UNFINISHED)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlast a power cut."""
-    number = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, outlast a power cut."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:
@@ -351,7 +346,10 @@ def write_skeleton(content: Any, path: Path) -> list[tuple[int, torch.UntypedSto
         OSError: The file cannot be written.
     """
     storages = _storages_in_order(content)
-    with path.open("wb") as stream, skip_data(), _without_checksums(), _at_whole_pages():
+    # Checksums are computed from the bytes, and torch never reads them.
+    laid_out = {"save.compute_crc32": False, "save.storage_alignment": PAGE_BYTES}
+    settings: Any = serialization.config
+    with path.open("wb") as stream, skip_data(), settings.patch(laid_out):
         torch.save(content, stream)
     reader: Any = torch._C.PyTorchFileReader(str(path))
     names = {name for name in reader.get_all_records() if name.startswith("data/")}
@@ -385,30 +383,6 @@ def _storages_in_order(content: Any) -> list[torch.UntypedStorage]:
 
     Finder(Nothing(), protocol=_PICKLE_PROTOCOL).dump(content)
     return list(found.values())
-
-
-@contextlib.contextmanager
-def _without_checksums() -> Iterator[None]:
-    """Leave the records' checksums out, which torch computes and never reads."""
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
-
-
-@contextlib.contextmanager
-def _at_whole_pages() -> Iterator[None]:
-    """Let records begin at whole pages, where torch can."""
-    before = getattr(save_config, "storage_alignment", None)
-    if before is not None:
-        save_config.storage_alignment = PAGE_BYTES
-    try:
-        yield
-    finally:
-        if before is not None:
-            save_config.storage_alignment = before
 
 
 def _open_direct(path: Path) -> int:

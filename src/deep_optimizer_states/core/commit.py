@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from deep_optimizer_states.core.checkpoint import UNFINISHED, sync_folder, unfinished
+from deep_optimizer_states.core.checkpoint import UNFINISHED, sync, unfinished
 
 LATEST = "latest"
 TO_DO = "to-do" + UNFINISHED
@@ -168,7 +168,7 @@ def _write_down(target: Target, files: Sequence[Path]) -> Path:
     try:
         _write_synced(draft, json.dumps(content))
         draft.replace(to_do)
-        sync_folder(folder)
+        sync(folder)
     except OSError as error:
         for path in (draft, to_do):
             with contextlib.suppress(OSError):
@@ -184,12 +184,12 @@ def _carry_out(to_do: Path) -> None:
         path = folder / name
         with contextlib.suppress(FileNotFoundError):  # it has its name already
             unfinished(path).replace(path)
-    sync_folder(folder)
+    sync(folder)
     if content[LATEST] is not None:
         draft = unfinished(folder.parent / LATEST)
         _write_synced(draft, content[LATEST])
         draft.replace(folder.parent / LATEST)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     to_do.unlink()
 
 

@@ -6,7 +6,7 @@ import threading
 from unittest import mock
 
 import torch
-from engines import POLICIES, RANK, STRIDE, Case, Trial, differences, go_on, save
+from engines import POLICIES, RANK, STRIDE, Case, Trial, answer, differences, go_on, save
 from rows import Rows
 from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
 from seams import BackgroundSave
@@ -187,6 +187,44 @@ def save_again_and_again(folder):
                 assert engine.load_checkpoint(folder)[1]["at"] == at
         trial.end(engine)
     assert not list(folder.rglob("*unfinished*"))
+
+
+@ROWS.check("a save that failed is raised where the user asks for it", 1, 2)
+def raise_it(folder):
+    """Once, by the next step; the same step goes on when it is called again."""
+    with Trial({**STRIDE, **BACKGROUND, "raise_on_failed_checkpoint": True}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        with nothing_written_meanwhile():
+            engine.save_checkpoint(folder, TAG)
+            engine.optimizer.checkpoints.last.give_up(OSError("the disk is gone"))
+        engine.optimizer.checkpoints.wait()
+        trial.backward(engine)
+        told = answer(engine.step)
+        assert told.startswith("CheckpointError: "), told
+        assert "the disk is gone" in told
+        engine.step()
+        trial.end(engine)
+
+
+@ROWS.check("a signal handler cannot save in the middle of a save")
+def save_in_a_handler(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        copy_scripts, told = type(engine)._copy_recovery_script, []
+
+        def save_again(engine, path):
+            told.append(answer(lambda: engine.save_checkpoint(folder, "again")))
+            copy_scripts(engine, path)
+
+        with mock.patch.object(type(engine), "_copy_recovery_script", save_again):
+            engine.save_checkpoint(folder, TAG)
+        engine.optimizer.checkpoints.wait()
+        assert len(told) == 1
+        assert told[0].startswith("CheckpointError: a checkpoint cannot be saved in the middle")
+        assert (folder / "latest").read_text() == TAG
+        trial.end(engine)
 
 
 @ROWS.check("a folder that is gone ends no training", 1, 2)
