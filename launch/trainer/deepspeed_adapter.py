@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
@@ -219,11 +218,6 @@ def initialize_engine(run: RunFile, model: Any, mpu: SimpleNamespace) -> Any:
         mpu=mpu,
         dist_init_required=False,
     )
-    if getattr(engine.optimizer, "checkpoints", None) is not None:
-        raise ConfigError(
-            'deep_optimizer_states.checkpoint = "background": this trainer keeps a checksum of '
-            'each file, which such files lack; set it to "blocking"'
-        )
     if run.ds_config.get("compile", {}).get("deepcompile"):
         engine.compile()  # until then DeepSpeed ignores the setting
     engine.train()

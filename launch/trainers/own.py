@@ -96,9 +96,15 @@ class OwnTrainer(Trainer):
         if self.checkpoint:
             reasons += self.checkpoint.differences(point)
         try:
-            self.ds_config(point)
+            block = self.ds_config(point).get(PLUGIN_BLOCK, {})
         except ConfigError as error:
-            reasons.append(str(error))
+            return [*reasons, str(error)]
+        if block.get("checkpoint") == "background" and point.save_interval:
+            reasons.append(
+                f"save_interval = {point.save_interval}: engine '{point.engine}' saves in the "
+                f"background, whose files lack the checksums that --trainer {self.name} looks at; "
+                f'give save_interval = 0, or {PLUGIN_BLOCK}.checkpoint = "blocking" to the engine'
+            )
         return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:

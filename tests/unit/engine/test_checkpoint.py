@@ -220,7 +220,7 @@ def test_what_is_being_written_is_waited_for(state, tmp_path, monkeypatch):
 
     update = threading.Thread(target=release_and_overwrite)
     update.start()
-    while not save._changed._waiters:  # until it waits
+    while update.is_alive() and not save._changed._waiters:
         pass
     assert not released.is_set()
     may_end.set()
@@ -246,14 +246,16 @@ def test_tiles_are_written_in_the_order_of_the_update(state, tmp_path, monkeypat
     assert [tile for tile, _ in itertools.groupby(tiles)] == [3, 1, 0, 2]
 
 
-def in_pages(tensor):
-    return torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=tensor.dtype).copy_(tensor)
+def in_pages(tensor, offset=0):
+    """Return a copy in fresh pages, so many bytes behind the beginning of one."""
+    pages = mmap.mmap(-1, offset + tensor.nbytes)
+    return torch.frombuffer(pages, dtype=tensor.dtype, offset=offset).copy_(tensor)
 
 
 def test_whole_pages_of_state_go_past_the_page_cache(tmp_path, monkeypatch):
     """Their ends do not, nor do tensors that have no pages of their own."""
     numel, tile_numel = 5000, 2064
-    masters, other = in_pages(torch.randn(numel)), torch.randn(numel + 1)[1:]
+    masters, other = in_pages(torch.randn(numel)), in_pages(torch.randn(numel), offset=64)
     direct, pwrite = [], os.pwrite
 
     def note(file, data, offset):
