@@ -17,6 +17,7 @@ class FieldRow(Table):
 
     type: Literal["int", "float", "str", "bool"] = "int"
     default: bool | int | float | str = 0
+    choices: tuple[str, ...] = ()  # of a text, where not every one will do
     description: str = ""  # what it sets, with its unit; shown by --help
     title: str  # before the value in names, labels and legends: stride for stride 2
     minimum: float | None = None
@@ -39,11 +40,15 @@ class FieldRow(Table):
         kind = type(self.default)
         if kind is not _TYPES[self.type] and (self.type, kind) != ("float", int):
             raise ValueError(f"default {self.default!r} is no {self.type}")
+        if self.choices and self.default not in self.choices:
+            raise ValueError(f"default {self.default!r} is none of {', '.join(self.choices)}")
         return self
 
     @property
     def annotation(self) -> Any:
         """The field's type with its limits."""
+        if self.choices:
+            return Literal[self.choices]
         kind: Any = _TYPES[self.type]
         return Annotated[kind, Field(ge=self.minimum, le=self.maximum, lt=self.below)]
 

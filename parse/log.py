@@ -717,6 +717,8 @@ def read_metrics(path: Path) -> Metrics:
             metrics.end = event
         elif kind == "evaluation":
             metrics.evaluations.append(event)
+        elif kind == "checkpoint":
+            metrics.checkpoints.append(event)
         elif kind == "iteration" and isinstance(event.get("iteration"), int):
             metrics.iterations[event["iteration"]] = event
     return metrics

@@ -81,6 +81,8 @@ class Metrics:
     """Event by iteration."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """Events of the validation split, in the order of the file."""
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    """Events of checkpoints, in the order of the file."""
     end: dict[str, Any] = field(default_factory=dict)
 
     def loss(self, iteration: int) -> float | None:

@@ -19,7 +19,7 @@ from configs.files import read_json, write_text
 from configs.naming import Namer
 from configs.study import Study
 from parse.log import ITERATION_COLUMNS
-from parse.records import LogError, after_warmup, as_number
+from parse.records import LogError, after_warmup, as_number, finite
 from parse.run import GIB, SAMPLE_COLUMNS, Run, group_points
 
 STUDY_FILE = "study.json"
@@ -39,6 +39,11 @@ def engine_fields(study: Study) -> list[str]:
     return [name for name, row in study.fields.items() if row.only_some_engines]
 
 
+def _numbers(study: Study) -> list[str]:
+    """Return the fields of :func:`engine_fields` that are no text, which have their place first."""
+    return [name for name in engine_fields(study) if study.fields[name].type != "str"]
+
+
 def _times(study: Study) -> list[str]:
     return [f"{name}_ms" for name in dict.fromkeys((*_TIMERS, *study.phases))]
 
@@ -53,7 +58,8 @@ def run_columns(study: Study) -> list[str]:
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
     parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
     over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
-    of the run's last evaluation. ``point`` is the same in repeats of one point, as
+    of the run's last evaluation, ``checkpoint_stall_ms`` is the median time that training stood
+    still for a checkpoint. ``point`` is the same in repeats of one point, as
     ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
     the run was started. A switch that is on is 1.
     """
@@ -61,7 +67,7 @@ def run_columns(study: Study) -> list[str]:
     columns = [
         *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size"),
         *(name for name in study.fields if name not in own),
-        *("engine", *own, "iterations", *_times(study), "tflops"),
+        *("engine", *_numbers(study), "iterations", *_times(study), "tflops"),
         *("loss_first", "loss_last", "verdict", "parameters", "verdict_detail"),
         *("label", "case", "status", "device", "hardware", "num_ranks", "vocab_size"),
         *("warmup_iterations", "timed_iterations"),
@@ -70,7 +76,14 @@ def run_columns(study: Study) -> list[str]:
         *("samples_per_s", "run_id", "started", "source", "pp", "dtype", "zero_stage"),
         *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
         *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
-        *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent", "link_mbit"),
+        *(
+            "host_peak_gib",
+            "gpu_peak_gib",
+            "gpu_util_percent",
+            "link_mbit",
+            *own,
+            "checkpoint_stall_ms",
+        ),
     ]
     return list(dict.fromkeys(columns))
 
@@ -97,10 +110,12 @@ run that begins at a checkpoint counts from 1 too."""
 
 def _iteration_columns(study: Study) -> list[str]:
     """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
-    return [
-        *(*engine_fields(study), "iteration", "warmup", "loss", *_times(study)),
+    columns = [
+        *(*_numbers(study), "iteration", "warmup", "loss", *_times(study)),
         *(*ITERATION_COLUMNS, "host_memory_gib", "device_memory_gib", "source", *_EVALUATION),
+        *engine_fields(study),
     ]
+    return list(dict.fromkeys(columns))
 
 
 def write_tables(
@@ -207,7 +222,15 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         **_usage(run),
         **(list(_evaluations(run).values()) or [{}])[-1],
         **{name: as_number(end.get(name)) for name in run.study.results},
+        "checkpoint_stall_ms": _checkpoint_stall(run),
     }
+
+
+def _checkpoint_stall(run: Run) -> float | None:
+    """Return the median time in ms that training stood still for a checkpoint."""
+    events = run.log.metrics.checkpoints if run.log.metrics else []
+    stalls = finite([as_number(event.get("stall_ms")) for event in events])
+    return median(stalls) if stalls else None
 
 
 def _usage(run: Run) -> dict[str, float | None]:

@@ -50,6 +50,8 @@ class Checkpoint:
     """Sizes and checksums of the data that it read; None where they are not recorded."""
     files: dict[str, int]
     """What the trainer saved: name to size in bytes."""
+    has_checksums: bool = True
+    """False where the plugin filled the files in the background, which computes none."""
 
     @property
     def run_dir(self) -> Path | None:
@@ -79,7 +81,7 @@ class Checkpoint:
     def damage(self, share: int = 0, num_shares: int = 1) -> str:
         """Say what is wrong with one share of its files; empty when nothing is.
 
-        Every file is read once, for the checksums that are in it.
+        Every file is read once, for the checksums that are in it, where there are any.
         """
         for name, num_bytes in sorted(self.files.items())[share::num_shares]:
             path = self.path / name
@@ -87,7 +89,7 @@ class Checkpoint:
                 if path.stat().st_size != num_bytes:
                     return f"{path}: has {path.stat().st_size} bytes instead of {num_bytes}"
                 with zipfile.ZipFile(path) as archive:
-                    bad = archive.testzip()
+                    bad = archive.testzip() if self.has_checksums else None
             except (OSError, zipfile.BadZipFile) as error:
                 return f"{path}: {error}"
             if bad is not None:
@@ -128,14 +130,23 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> Path:
+Write = Callable[[Path, Callable[[], None]], bool]
+"""Writes this rank's files of a checkpoint into a folder. Returns whether they are there now; else
+what it was given is called, on rank 0 and on any thread, once the files of all ranks are there."""
+
+
+def save_whole(
+    run: RunFile, iteration: int, write: Write, when_whole: Callable[[Path], None]
+) -> None:
     """Save a checkpoint that has its name only once it is whole; every rank must call it.
 
-    ``write`` writes this rank's files into the folder that it is given. What fails leaves the
-    checkpoints before it as they are.
+    What fails leaves the checkpoints before it as they are.
 
-    Returns:
-        The checkpoint's folder.
+    Args:
+        run: The run that it is of.
+        iteration: The last one that it holds.
+        write: See :data:`Write`.
+        when_whole: Called on rank 0 with the checkpoint's folder, which has its name then.
 
     Raises:
         OSError: the disk is full, or cannot be written.
@@ -147,25 +158,36 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
     parent = run.run_dir / FOLDER
     path = parent / f"iteration-{iteration:06d}"
     partial = path.with_suffix(".partial")
-    try:
-        write(partial)
-        for file in list(partial.iterdir()):
+    is_there = False
+
+    def name() -> None:
+        for file in partial.iterdir():
             sync(file)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            description = {
-                "schema_version": SCHEMA_VERSION,
-                "iteration": iteration,
-                "point": run.point.model_dump(mode="json"),
-                "data": run.data_facts,
-                "files": {file.name: file.stat().st_size for file in partial.iterdir()},
-            }
-            write_json(partial / DESCRIPTION, description)
-            sync(partial)
-            partial.rename(path)
-            sync(parent)
-            write_text(parent / LATEST, path.name)
-            sync(parent)
+        description = {
+            "schema_version": SCHEMA_VERSION,
+            "iteration": iteration,
+            "point": run.point.model_dump(mode="json"),
+            "data": run.data_facts,
+            "files": {file.name: file.stat().st_size for file in partial.iterdir()},
+            "has_checksums": is_there,
+        }
+        write_json(partial / DESCRIPTION, description)
+        sync(partial)
+        partial.rename(path)
+        sync(parent)
+        write_text(parent / LATEST, path.name)
+        sync(parent)
+        when_whole(path)
+
+    try:
+        is_there = write(partial, name)
+        if is_there:
+            for file in list(partial.iterdir()):
+                sync(file)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                name()
+            dist.barrier()
     except (OSError, RuntimeError) as error:
         # torch's writer of files tells of a full disk by a RuntimeError.
         shutil.rmtree(partial, ignore_errors=True)
@@ -173,8 +195,6 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
             f"checkpoint of iteration {iteration} not saved in {parent}: {error}; earlier ones "
             "are still there"
         ) from error
-    dist.barrier()
-    return path
 
 
 def require_usable(run: RunFile, checkpoint: Checkpoint) -> None:

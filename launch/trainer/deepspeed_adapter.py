@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,10 @@ class DeepSpeedAdapter(loop.Adapter):
         dist.all_reduce(total, group=self._data_parallel_group)
         return total.item() / self.point.dp
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, when_whole: Callable[[], None]) -> bool:
+        in_background = self._background_saves()
+        if in_background is not None:
+            in_background.when_whole = when_whole
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, random_states(self.engine.device))
         self.engine.save_checkpoint(
@@ -145,6 +149,16 @@ class DeepSpeedAdapter(loop.Adapter):
             client_state={_RANDOM_STATES: states},
             save_latest=False,
         )
+        return in_background is None
+
+    def end_save(self) -> None:
+        if (in_background := self._background_saves()) is not None:
+            in_background.wait()
+            in_background.check()
+
+    def _background_saves(self) -> Any:
+        """Return what the plugin saves with while training goes on; None where it does not."""
+        return getattr(self.engine.optimizer, "checkpoints", None)
 
     def load(self, checkpoint: Path) -> None:
         _, state = self.engine.load_checkpoint(str(checkpoint.parent), checkpoint.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import math
 import platform
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -53,8 +55,15 @@ class Adapter(Protocol):
     def evaluate(self) -> float:
         """Return the mean loss of the validation batches, the same ones every time."""
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's files of a checkpoint."""
+    def save(self, folder: Path, when_whole: Callable[[], None]) -> bool:
+        """Write this rank's files of a checkpoint: :data:`launch.trainer.checkpoint.Write`."""
+
+    def end_save(self) -> None:
+        """Wait until no checkpoint is being written any more.
+
+        Raises:
+            RuntimeError: the last one could not be.
+        """
 
     def load(self, checkpoint: Path) -> None:
         """Take up a checkpoint's weights, optimizer state, schedule and random states."""
@@ -134,9 +143,12 @@ def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
         if evaluates:
             recorder.evaluation(number, adapter.evaluate())
         if saves:
-            recorder.checkpoint(number, save_whole(run, number, adapter.save))
+            begin = time.perf_counter()
+            save_whole(run, number, adapter.save, functools.partial(recorder.checkpoint, number))
+            recorder.checkpoint_stall(number, time.perf_counter() - begin)
         if evaluates or saves:
             adapter.begin_timing()
+    adapter.end_save()
 
 
 def _is_due(iteration: int, interval: int) -> bool:

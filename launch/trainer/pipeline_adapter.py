@@ -291,7 +291,7 @@ class PipelineAdapter(loop.Adapter):
             "reduction": self.reduction.state_dict(),
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, when_whole: Callable[[], None]) -> bool:
         """Write this rank's file of a checkpoint: weights by names, and what merging them needs."""
         weights = named_weights(self.model)
         folder.mkdir(parents=True, exist_ok=True)
@@ -308,6 +308,10 @@ class PipelineAdapter(loop.Adapter):
         }
         torch.save(state, folder / file_name(dist.get_rank()))
         dist.barrier()
+        return True
+
+    def end_save(self) -> None:
+        """Return at once: :meth:`save` has ended its save already."""
 
     def load(self, checkpoint: Path) -> None:
         state = read_shard(checkpoint / file_name(dist.get_rank()), self.device)

@@ -169,8 +169,12 @@ class Recorder:
             )
         self.event("evaluation", fields)
 
+    def checkpoint_stall(self, iteration: int, seconds: float) -> None:
+        """Write down how long training stood still for a checkpoint after an iteration."""
+        self.event("checkpoint", {"iteration": iteration, "stall_ms": seconds * 1000.0})
+
     def checkpoint(self, iteration: int, path: Path) -> None:
-        """Write the line of a checkpoint."""
+        """Write the line of a checkpoint that is whole; any thread may call it."""
         if self._ranks.is_first:
             write_line(f"  successfully saved checkpoint at iteration {iteration:7d} to {path}")
 

@@ -16,7 +16,7 @@ FP16 = {"dtype": "fp16", "zero_stage": 2, "offload_optimizer": "none"}
 RUNS = {
     "plain": {},
     "stock": BOTH,
-    "plugin": {**HYBRID, **BOTH},
+    "plugin": {**HYBRID, **BOTH, "checkpoint": "background"},
     "fp16": {**FP16, "save_interval": 2},
     "gpt2": {"model": GPT2, **HYBRID, "save_interval": 2},
     # From here on: what continues which run, from its checkpoint of iteration 2.
@@ -90,24 +90,31 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(alone, name):
 
 def test_two_ranks_go_on_too(corpus, tmp_path):
     two = {"dp": 2}
-    runs = {"stock": {**two, **BOTH}, "plain": two, "plugin from stock": {**two, **HYBRID}}
+    saves = {**two, **HYBRID, **BOTH, "checkpoint": "background"}
+    runs = {"stock": {**two, **BOTH}, "plugin": saves}
+    runs |= {"plugin from stock": {**two, **HYBRID}, "stock from plugin": two}
     found = train_all(runs, corpus, tmp_path, 2)
-    assert found["plain"]["losses"] == found["stock"]["losses"]
-    assert found["plain"]["digests"] == found["stock"]["digests"]
-    assert found["plugin from stock"]["losses"] == found["stock"]["losses"][2:]
-    assert found["plugin from stock"]["digests"] == found["stock"]["digests"]
+    whole = found["stock"]
+    for name, result in found.items():
+        first = 2 if " from " in name else 0
+        assert result["losses"] == whole["losses"][first:], name
+        assert result["digests"] == whole["digests"], name
 
 
 def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
     command = ["-m", "launch.run", "tiny", "--no-echo", "--model.layers", "1"]
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
-    command += ["--device", "cpu"]
-
+    command += ["--device", "cpu", "--engine", "hybrid", "--stride", "2"]
+    command += ["--checkpoint", "background"]
     assert python(*command, "--save-interval", "3").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")
     before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
     third = old / "checkpoints" / "iteration-000003"
     assert (old / "checkpoints" / "latest").read_text().strip() == "iteration-000004", "at the end"
+    stalls = [json.loads(line) for line in (old / "metrics.jsonl").read_text().splitlines()]
+    stalls = [event for event in stalls if event["event"] == "checkpoint"]
+    assert [event["iteration"] for event in stalls] == [3, 4]
+    assert all(event["stall_ms"] > 0 for event in stalls)
     refused = python(*command, "--continue-from", str(third), "--seed", "9")
     assert refused.returncode == 2
     assert "seed = 9: the checkpoint" in refused.stderr

@@ -30,8 +30,8 @@ OWN_WORDS = {
 }
 """Files and folders that speak a language of their own, and why."""
 NUMPYS = "stride_tricks"
-EVERYDAY = {"auto", "ratio", "resident", "deep-optimizer-states"}
-"""Words that mean other things too: a device, a share, memory in use, the plugin itself."""
+EVERYDAY = {"auto", "ratio", "resident", "checkpoint", "deep-optimizer-states"}
+"""Words that mean other things too: a device, a share, memory in use, files, the plugin itself."""
 
 
 def forbidden_words():

@@ -85,6 +85,7 @@ class Checkpoints:
 
     Attributes:
         last: The last save, for what it took.
+        when_whole: Called once, by rank 0's thread, when the next save is whole and has its names.
 
     Args:
         settings: The checked block of the config.
@@ -103,6 +104,7 @@ class Checkpoints:
         self._order = order
         self._failure: CheckpointError | None = None
         self.last: BackgroundSave | None = None
+        self.when_whole: Callable[[], None] | None = None
 
     def save(self, engine: Any, stock_save: Callable[[], Any], folder: Path) -> bool:
         """Save as DeepSpeed does, but for the bytes of state; every rank must.
@@ -153,7 +155,8 @@ class Checkpoints:
         finally:
             engine.checkpoint_engine = stock
             del engine._copy_recovery_script
-        save.start(lambda ended: self._finish(ended, ranks, target))
+        then, self.when_whole = self.when_whole, None
+        save.start(lambda ended: self._finish(ended, ranks, target, then))
         return True
 
     def before_load(self, folder: str) -> None:
@@ -218,12 +221,16 @@ class Checkpoints:
         torch.distributed.broadcast_object_list(found, src=0)
         return found[0]
 
-    def _finish(self, save: BackgroundSave, ranks: Ranks, target: Target) -> None:
+    def _finish(
+        self, save: BackgroundSave, ranks: Ranks, target: Target, then: Callable[[], None] | None
+    ) -> None:
         """End a save on its own thread: agree with the other ranks, and name it on rank 0."""
         own = f"rank {ranks.rank}"
         try:
             ranks.say_ready(f"{own}: {save.failure}" if save.failure else "", save.paths)
             problem = commit(ranks, target) if ranks.rank == 0 else ranks.wait_for_end()
+            if then is not None and ranks.rank == 0 and not problem:
+                then()
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to
             # Its files stay: rank 0 may have written down that they are to be named.
             self._tell(

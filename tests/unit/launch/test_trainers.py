@@ -10,7 +10,7 @@ from launch import cli
 from launch.fit import Machine
 from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
-from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, protocol, trainer_of
+from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
 from launch.trainers.own import PIPELINE_MODULE
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
@@ -127,19 +127,6 @@ def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields,
     assert remedy in reason
     assert reason in megatron.refuse(point) or "pp = 2" in reason
     assert any(text.startswith(field.split(":")[0]) for text in megatron.refuse(point))
-
-
-@pytest.mark.parametrize("save_interval", [0, 5])
-@pytest.mark.parametrize("way", ["blocking", "background"])
-def test_files_without_checksums_are_refused_where_they_are_looked_at(
-    monkeypatch, way, save_interval
-):
-    config = {"deep_optimizer_states": {"enabled": True, "checkpoint": way}}
-    monkeypatch.setattr(protocol, "deepspeed_config", lambda point: config)
-    point = make_point({"model": "tiny", "save_interval": save_interval})
-    reasons = [text.partition(":")[0] for text in trainer().refuse(point)]
-    refused = ["save_interval = 5"] if save_interval and way == "background" else []
-    assert reasons == refused
 
 
 def test_a_new_trainer_is_a_class_and_a_row(monkeypatch):

@@ -46,7 +46,7 @@ def painted(sweep_writer):
         own = {"coats": 2, "wet": False}
         runs = [("oil", 0, {**same, "point": {**own, "thinner": 0.0}})]
         runs += [("acrylic", 0, {**same, "point": {**own, "thinner": 0.5, **ours}})]
-        runs[1][2]["evaluations"] = [(2, 4.0), (4, 3.5)]
+        runs[1][2].update(evaluations=[(2, 4.0), (4, 3.5)], stalls=[3.0, 5.0, 90.0])
         return sweep_writer.write_runs(runs, study=STUDY, figures=["drying"])
 
     return write
@@ -76,8 +76,9 @@ def test_columns_names_phases_and_pairs_are_the_studys(painted):
     assert (travelled.name, travelled.reference) == ("paint", "oil")
 
 
-def test_evaluations_are_columns(painted, tmp_path):
+def test_evaluations_and_stalls_are_columns(painted, tmp_path):
     main([str(painted()), "--out", str(tmp_path)])
+    assert [row["checkpoint_stall_ms"] for row in rows(tmp_path / "runs.csv")] == ["", "5.0"]
     assert [row["validation_loss"] for row in rows(tmp_path / "runs.csv")] == ["", "3.5"]
     losses = [row["validation_loss"] for row in rows(tmp_path / "iterations.csv")]
     assert losses == [*[""] * 5, "", "4.0", "", "3.5", ""]

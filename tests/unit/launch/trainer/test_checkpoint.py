@@ -10,6 +10,7 @@ from full_disk import files_of_at_most
 
 from configs.errors import ConfigError
 from configs.study import make_point
+from deep_optimizer_states.core.checkpoint import write_skeleton
 from launch.trainer.checkpoint import find_checkpoint, require_usable, save_whole
 
 POINT = make_point({"model": "tiny"})
@@ -18,11 +19,12 @@ POINT = make_point({"model": "tiny"})
 def writer(error=None):
     """Write one file, as a rank does it, and break off where an error is given."""
 
-    def write(folder):
+    def write(folder, when_whole):
         folder.mkdir(parents=True)
         torch.save({"weights": torch.arange(100_000)}, folder / "states.pt")
         if error:
             raise error
+        return True
 
     return write
 
@@ -39,27 +41,56 @@ def run(tmp_path, one_rank):
     return SimpleNamespace(run_dir=tmp_path, point=POINT, data_facts={".bin": 1})
 
 
+def save(run, iteration, write):
+    """Save a checkpoint; return the folders of those that are whole."""
+    whole = []
+    save_whole(run, iteration, write, whole.append)
+    return whole
+
+
 def test_latest_names_the_last_checkpoint_that_is_whole(run):
     for iteration in (3, 6):
-        path = save_whole(run, iteration, writer())
+        (path,) = save(run, iteration, writer())
         found = find_checkpoint(run.run_dir)
         assert (found.path, found.iteration, found.data) == (path, iteration, {".bin": 1})
         assert found.damage() == ""
     assert found.files.keys() == {"states.pt"}
     with pytest.raises(KeyboardInterrupt):
-        save_whole(run, 9, writer(KeyboardInterrupt()))
+        save(run, 9, writer(KeyboardInterrupt()))
     assert find_checkpoint(run.run_dir).path == path
     assert not (path.parent / "iteration-000009").exists()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run):
-    first = save_whole(run, 3, writer())
+    (first,) = save(run, 3, writer())
     with files_of_at_most(50_000), pytest.raises(OSError, match="iteration 6 not saved") as caught:
-        save_whole(run, 6, writer())
+        save(run, 6, writer())
     assert "earlier ones are still there" in str(caught.value)
     found = find_checkpoint(run.run_dir)
     assert (found.path, found.damage()) == (first, "")
     assert {path.name for path in first.parent.iterdir()} == {first.name, "latest"}
+
+
+def test_files_that_are_filled_later_have_their_name_once_they_are_whole(run):
+    later = []
+
+    def begin(folder, when_whole):
+        later.append(when_whole)
+        folder.mkdir(parents=True)
+        write_skeleton({"weights": torch.arange(100_000)}, folder / "states.pt")
+        return False
+
+    (first,) = save(run, 3, writer())
+    whole = []
+    save_whole(run, 6, begin, whole.append)
+    assert find_checkpoint(run.run_dir).path == first
+    assert whole == []
+    later[0]()
+    found = find_checkpoint(run.run_dir)
+    assert (found.iteration, [found.path], found.has_checksums) == (6, whole, False)
+    assert found.damage() == ""
+    (found.path / "states.pt").write_bytes(b"cut")
+    assert "has 3 bytes instead of" in found.damage()
 
 
 @pytest.fixture

@@ -48,22 +48,27 @@ def test_checkpoints_are_due_at_every_interval_and_at_the_end(
 ):
     seen = {"evaluation": [], "checkpoint": [], "iteration": []}
     monkeypatch.setattr(loop.dist, "barrier", lambda: None)
-    monkeypatch.setattr(loop, "save_whole", lambda run, number, save: number)
+    monkeypatch.setattr(
+        loop, "save_whole", lambda run, number, save, when_whole: when_whole("folder")
+    )
     timed = []
     adapter = SimpleNamespace(
         begin_timing=lambda: timed.append(len(seen["iteration"])),
         train=lambda number: number,
         evaluate=lambda: 1.0,
         save=None,
+        end_save=lambda: seen["checkpoint"].append("end"),
     )
     recorder = SimpleNamespace(
         iteration=seen["iteration"].append,
         evaluation=lambda number, loss: seen["evaluation"].append(number),
         checkpoint=lambda number, path: seen["checkpoint"].append(number),
+        checkpoint_stall=lambda number, seconds: seen["checkpoint"].append(-number),
     )
     run = SimpleNamespace(point=Point(model=MODEL, iterations=7, **fields), checkpoint=None)
     loop.iterate(run, adapter, recorder)
-    assert seen == {"evaluation": evaluated, "checkpoint": saved, "iteration": [*range(1, 8)]}
+    checkpoints = [number for each in saved for number in (each, -each)] + ["end"]
+    assert seen == {"evaluation": evaluated, "checkpoint": checkpoints, "iteration": [*range(1, 8)]}
     assert timed == [0, *saved]
 
 
