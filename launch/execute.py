@@ -185,7 +185,6 @@ def _code(point: Point, options: RunOptions) -> dict[str, Any]:
     settings = [
         trainer.ds_config(point),
         program.arguments,
-        trainer.environment(point),
         [row.model_dump() for row in beside],
     ]
     entries = [program.name, *(row.module for row in beside), launchers.__name__]
@@ -222,7 +221,7 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
         with watch(folder), locks_watched(extensions, partial(add_note, folder.log)):
             monitor = partial(_monitored, job, task.point, folder, options.monitor_s)
             ending = supervise(job, monitor if options.monitor_s else None, options.echo)
-        status = _judged(ending, folder, task.point, options.trainer)
+        status = _judged(ending, folder)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
         status = Status(INTERRUPTED, cause="the launcher was stopped")
         raise
@@ -271,10 +270,9 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
         gpus.close()
     facts = task.facts(command, {**identity.provenance(environment), "before": before})
     folder.write_inputs(point, facts, trainer.ds_config(point))
-    metrics = folder.metrics if trainer.writes_metrics else None
     beside = companions(point, folder.path)
     limits = (options.timeout_s, options.hang_s)
-    return Job(command, ROOT, environment, folder.log, metrics, beside, *limits)
+    return Job(command, ROOT, environment, folder.log, folder.metrics, beside, *limits)
 
 
 def start_of(
@@ -285,7 +283,6 @@ def start_of(
     program = trainer.program(point, run_dir, data_prefix)
     port = launcher.port()
     environment = launcher.environment(os.environ, point.num_ranks, port)
-    environment |= trainer.environment(point)
     return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 
@@ -326,10 +323,10 @@ def _monitored(
     return monitoring(members, folder.path / "monitor.jsonl", interval_s, gpus)
 
 
-def _judged(ending: Ending, folder: RunFolder, point: Point, trainer: Trainer) -> Status:
+def _judged(ending: Ending, folder: RunFolder) -> Status:
     lines = last_lines(folder.log, 2000, 2**20)
-    has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
-    return with_verdict(judge(ending, lines, has_ended, is_full, trainer.end_mark), folder)
+    status = judge(ending, lines, folder.has_ended(), disk_is_full(folder.path))
+    return with_verdict(status, folder)
 
 
 def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:
