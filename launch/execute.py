@@ -98,10 +98,9 @@ class RunOptions:
             share=given.share,
         )
 
-    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
-        """Wait for this machine's turn to measure a point; ranks elsewhere leave it to others."""
-        what = f"{self.sweep} {point.name}"
-        return turn(what, say, share=self.share or self.launcher.is_far)
+    def turn(self, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """Wait for this machine's turn to measure; ranks elsewhere leave it to others."""
+        return turn(say, share=self.share or self.launcher.is_far)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     memory_check = not given.no_memory_check and not options.launcher.is_far
     fit.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
-    with options.turn(point, say):
+    with options.turn(say):
         outcome = execute(task, options)
     say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:

@@ -15,7 +15,6 @@ from configs.cli import say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Point
-from configs.study import Study
 from configs.sweep import Sweep
 from launch.execute import Outcome, RunOptions, Task, execute
 from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
@@ -37,8 +36,6 @@ from launch.records import (
 
 INDEX = "sweep.json"
 """What a sweep asks for, the run that stands for each point, and how it went."""
-LONG_S = 240.0
-"""Seconds of a sweep, as estimated, above which a shorter form of it is named beforehand."""
 _OF_RECORDS = ("engine", "repeat", "log", "status", "seconds", "cause")
 
 
@@ -155,7 +152,7 @@ class _Call:
             head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
             if self._decision(task, head) is None:
                 continue
-            with self.plan.options.turn(task.point, partial(_say, head)):
+            with self.plan.options.turn(partial(_say, head)):
                 # While we waited, another call may have run it.
                 if not (decision := self._decision(task, head)):
                     continue
@@ -245,10 +242,10 @@ class _Call:
         It has the turn, is no failure of this call, and index and report are to have it.
         """
         keys = {record.point_key for record in self._records() if record.status == "running"}
-        running = [task.point for task in self.tasks if task.point_key in keys]
-        for point in (point for point in running if self.request.asks(point.name)):
-            with self.plan.options.turn(point, say):
-                return
+        running = [task.point.name for task in self.tasks if task.point_key in keys]
+        if any(map(self.request.asks, running)):
+            with self.plan.options.turn(say):
+                pass
 
 
 def _say(head: str, line: str) -> None:
@@ -368,13 +365,4 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
         return f"{head}, none is left to run"
     done = f", {left} of {total} runs left" if left < total else ""
     time = f"about {duration_text(seconds)} in all ({how})" if known else "of unknown time"
-    shorter = f"; shorter: {_shorter(points, plan.sweep.study)}" if seconds > LONG_S else ""
-    return f"{head}{done}, {time}{shorter}"
-
-
-def _shorter(points: Sequence[Point], study: Study) -> str:
-    """Return options that make a long sweep a short one."""
-    seeds = sorted({point.seed for point in points})
-    few = ", too few for the gate" if study.gate.kind == "quality" else ""
-    one = f'--only "seed {seeds[0]}" (one of {len(seeds)} seeds{few}), ' if len(seeds) > 1 else ""
-    return f"{one}--iterations N, or --minutes 5 (the runs that are likely to end by then)"
+    return f"{head}{done}, {time}"

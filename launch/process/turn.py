@@ -1,8 +1,7 @@
 """One measurement at a time: runs of several drivers on one machine take turns.
 
 The turn is the kernel's lock on one file of the machine. The kernel gives it back when its holder
-ends in whatever way, so that no stale lock is ever left; what the file says serves the wait line
-alone.
+ends in whatever way, so that no stale lock is ever left.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from configs.files import printable
-
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
 LOOK_S = 0.5
@@ -25,8 +22,8 @@ LOOK_S = 0.5
 
 
 @contextlib.contextmanager
-def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
-    """Wait until nobody else measures on this machine; the block is our turn to measure ``what``.
+def turn(say: Callable[[str], object], share: bool = False) -> Iterator[None]:
+    """Wait until nobody else measures on this machine; the block is our turn.
 
     ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
@@ -36,12 +33,7 @@ def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterat
         return
     with file:
         _wait(file, say)
-        user = os.environ.get("USER") or os.getuid()
-        _describe(file, f"process {os.getpid()} of {user} measures {what}")
-        try:
-            yield
-        finally:
-            _describe(file, "")
+        yield
 
 
 def _open(say: Callable[[str], object]) -> IO[str] | None:
@@ -67,24 +59,6 @@ def _wait(file: IO[str], say: Callable[[str], object]) -> None:
             return
         except BlockingIOError:
             if not waits:
-                say(f"waits for its turn: {_holder(file)}; --share measures beside it")
+                say("waits for its turn: another call measures here; --share measures beside it")
             waits = True
             time.sleep(LOOK_S)
-
-
-def _describe(file: IO[str], text: str) -> None:
-    """Leave word of our turn; a full disk loses it and nothing else."""
-    with contextlib.suppress(OSError):
-        file.seek(0)
-        file.truncate()
-        file.write(text)
-        file.flush()
-
-
-def _holder(file: IO[str]) -> str:
-    """Who has the turn, as its file says; anybody may have written there."""
-    text = ""
-    with contextlib.suppress(OSError, ValueError):
-        file.seek(0)
-        text = printable(file.read(4096))
-    return text or "another process measures on this machine"
