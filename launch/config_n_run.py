@@ -61,7 +61,7 @@ def build_parser() -> Parser:
             f"-{flag.letter}", dest=flag.field, metavar="V", help=f"{flag.help} [{default}]"
         )
     for name, text in (
-        ("data-prefix", "prefix of Megatron's .bin/.idx [default: the embedded corpus]"),
+        ("data-prefix", "prefix of Megatron's .bin/.idx, embedded or oscar-1gb"),
         ("device", "auto, cpu or cuda"),
         ("seed", "seed of the weights and of the order of samples"),
     ):

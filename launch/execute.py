@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -24,7 +23,14 @@ from configs.study import Study
 from dataset.embedded import EMBEDDED
 from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
 from launch import identity, launchers
-from launch.data import data_prefix, data_record, data_words, prepared, require_vocabulary
+from launch.data import (
+    data_prefix,
+    data_record,
+    data_words,
+    is_embedded,
+    prepared,
+    require_vocabulary,
+)
 from launch.derive import with_verdict
 from launch.fit import Machine, estimate, lacks, memory_text, probe_machine, runs_on_gpu
 from launch.launchers import (
@@ -52,9 +58,6 @@ from launch.records import (
 )
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
-
-Watch = Callable[[RunFolder], AbstractContextManager[object]]
-"""Opened while a run lasts, to look at its files."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
     """Absolute prefix of data; None for those that are not there yet and are not to be made."""
     if given in trainer.own_data:
         return trainer.own_data[given](given, makes_data)
-    return data_prefix(given) if given or makes_data else prepared(EMBEDDED)
+    return prepared(EMBEDDED) if is_embedded(given) and not makes_data else data_prefix(given)
 
 
 def _code(point: Point, options: RunOptions) -> dict[str, Any]:
@@ -202,8 +205,8 @@ class Outcome:
     """Signal that asked the harness to stop; None when nobody did."""
 
 
-def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullcontext) -> Outcome:
-    """Run a task in a new folder, to its end; ``watch`` is opened while its ranks run.
+def execute(task: Task, options: RunOptions) -> Outcome:
+    """Run a task in a new folder, to its end.
 
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
@@ -217,7 +220,7 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
         # A build that the ranks wait for may be killed meanwhile.
-        with watch(folder), locks_watched(extensions, partial(add_note, folder.log)):
+        with locks_watched(extensions, partial(add_note, folder.log)):
             monitor = partial(_monitored, job, task.point, folder, options.monitor_s)
             ending = supervise(job, monitor if options.monitor_s else None, options.echo)
         status = _judged(ending, folder)
@@ -258,7 +261,9 @@ def ready_extensions(folder: Path) -> list[str]:
 def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     """Write what the ranks read, and return what is to be started."""
     point, trainer, launcher = task.point, options.trainer, options.launcher
-    command, environment = start_of(point, options, folder.path, task.data_prefix)
+    program, port = trainer.program(point, folder.path, task.data_prefix), launcher.port()
+    command = launcher.command(program, point.num_ranks, port, point.link_mbit)
+    environment = launcher.environment(os.environ, point.num_ranks, port)
     launcher.export(environment, folder.path)
     for line in launcher.elsewhere(command, environment):
         say(f"start on another machine: {line}")
@@ -272,17 +277,6 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     beside = companions(point, folder.path)
     limits = (options.timeout_s, options.hang_s)
     return Job(command, ROOT, environment, folder.log, folder.metrics, beside, *limits)
-
-
-def start_of(
-    point: Point, options: RunOptions, run_dir: Path, data_prefix: str
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts the ranks of a run, and its environment."""
-    launcher, trainer = options.launcher, options.trainer
-    program = trainer.program(point, run_dir, data_prefix)
-    port = launcher.port()
-    environment = launcher.environment(os.environ, point.num_ranks, port)
-    return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
@@ -345,8 +339,10 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         prefix = f"({point.data_prefix})"
         data = f"{point.data_prefix}, made or fetched when they are first needed"
     else:
-        prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
-        data = data_words(point.data_prefix)
+        prefix, data = "(the embedded corpus)", data_words(point.data_prefix)
+        if not is_embedded(point.data_prefix):
+            prefix = data_prefix(point.data_prefix)
+            require_vocabulary(point, prefix)
     program, launcher = options.trainer.program(point, path, prefix), options.launcher
     port = launcher.port() if launcher.rdzv_endpoint else 0
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)

@@ -50,8 +50,6 @@ class Driver:
     pid: int
     started: float
     """Start of the process, in s since the epoch, as the kernel has it."""
-    boot_id: str
-    """Of the kernel's run."""
     host: str
     token: str = ""
     """Marks the processes of its run in their environment, see :mod:`launch.process.supervise`."""
@@ -60,7 +58,7 @@ class Driver:
     def this_process(cls, token: str = "") -> Self:
         """Return the process that asks."""
         started = psutil.Process().create_time()
-        return cls(os.getpid(), started, _boot_id(), socket.gethostname(), token)
+        return cls(os.getpid(), started, socket.gethostname(), token)
 
     @classmethod
     def read(cls, value: object) -> Self | None:
@@ -78,7 +76,7 @@ class Driver:
     @property
     def is_alive(self) -> bool:
         """Whether it still runs on this machine."""
-        if self.is_elsewhere or self.boot_id != _boot_id():
+        if self.is_elsewhere:
             return False
         try:
             process = psutil.Process(self.pid)
@@ -87,13 +85,6 @@ class Driver:
             return bool(abs(process.create_time() - self.started) < 1.0)
         except psutil.Error:
             return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     Raises:
         ConfigError: an option is wrong, or the machine is too small.
     """
-    [point], data = with_data([point], given)
+    [point], data = with_data([point])
     options, machine = RunOptions.of(given, SINGLE_RUNS, study), fit.probe_machine()
     [point], reasons = fit.in_fast_type([point], machine, options)
     for line in (data, fit.DTYPE_TEXT if reasons else ""):

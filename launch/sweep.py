@@ -67,7 +67,7 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     else:
         is_tiny = sweep.model != small and not has_gpu
     sweep, found = _sized(sweep, given, is_tiny, room)
-    points, data = with_data(found, given)
+    points, data = with_data(found)
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)

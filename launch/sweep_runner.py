@@ -19,7 +19,7 @@ from configs.sweep import Sweep
 from launch.execute import Outcome, RunOptions, Task, execute
 from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
 from launch.process.supervise import end_leftovers
-from launch.process.watch import duration_text, showing_progress
+from launch.process.watch import duration_text
 from launch.records import (
     INTERRUPTED,
     SCHEMA_VERSION,
@@ -211,11 +211,8 @@ class _Call:
         options, progress = self.plan.options, self.progress
         limits_s = [s for s in (options.timeout_s, self._left_s()) if s is not None]
         options = replace(options, timeout_s=min(limits_s, default=None))
-        iterations = task.point.iterations
         try:
-            outcome = execute(
-                task, options, lambda folder: showing_progress(head, iterations, folder.metrics)
-            )
+            outcome = execute(task, options)
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1

@@ -140,7 +140,7 @@ def test_a_run_whose_launcher_lives_is_left_alone(folder):
     assert "is running now" in decision.why
 
 
-@pytest.mark.parametrize("change", [{"pid": None}, {"started": 5.0}, {"boot_id": "another"}])
+@pytest.mark.parametrize("change", [{"pid": None}, {"started": 5.0}])
 def test_a_run_whose_launcher_is_gone_is_interrupted(folder, change):
     """Or is another process that has its number by now."""
     if "pid" in change:

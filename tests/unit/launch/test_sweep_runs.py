@@ -175,7 +175,7 @@ def test_a_rough_estimate_gives_way_to_the_runs_of_this_call(
     monkeypatch.setattr(sweep_runner, "estimate", lambda *_: Estimate(5.0, "rough"))
     tasks = []
 
-    def executed(task, options, watch):
+    def executed(task, options):
         tasks.append(task)
         return SimpleNamespace(
             status=Status("ok", seconds=30.0),
@@ -192,7 +192,7 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypat
     the_plan = plan(fake_trainer("hang"))
     given = []
 
-    def executed(task, options, watch):
+    def executed(task, options):
         given.append(options.timeout_s)
         raise OSError("not started here")
 

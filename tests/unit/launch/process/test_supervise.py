@@ -242,21 +242,6 @@ def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path, beside):
     assert log.read_text() == "waits\n"
 
 
-def test_what_runs_beside_sees_the_runs_processes(tmp_path):
-    seen = []
-
-    @contextlib.contextmanager
-    def beside(members):
-        seen.append([process.pid for process in members.all()])
-        (tmp_path / "seen").touch()
-        yield
-        seen.append([process.pid for process in members.all()])
-
-    code = "import pathlib, time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.02)"
-    supervise(Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log"), beside)
-    assert (len(seen[0]), seen[1]) == (1, [])
-
-
 def started(token=TOKEN):
     environment = {**os.environ, TOKEN_VARIABLE: token}
     return subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
@@ -291,19 +276,6 @@ def test_what_is_no_token_ends_nothing(leftover, sleeper, monkeypatch, token):
     members = Members(TOKEN)
     members._token = ""  # even so
     assert members.all() == []
-
-
-def test_a_sample_sees_processes_come_and_go(leftover):
-    members = Members(TOKEN)
-    assert [member.pid for member in members.sample()] == [leftover.pid]
-    other = started()
-    try:
-        both = {leftover.pid, other.pid}
-        assert wait_for(lambda: {member.pid for member in members.sample()} == both)
-    finally:
-        other.kill()
-        other.wait()
-    assert [member.pid for member in members.sample()] == [leftover.pid]
 
 
 @pytest.mark.parametrize(("age_s", "seen"), [(0.5, True), (1.5, False)])
