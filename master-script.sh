@@ -26,7 +26,7 @@ what    --list              list studies with their sweeps, points and engines, 
         --FIELD VALUE       any field of a point, in every run that takes it: --lr 1e-4, --dtype fp32,
                             --device auto|cpu|cuda, --model.vocab-size N, --data-prefix P (of a .bin/.idx
                             pair, or embedded, or oscar-1gb)
-again   --again             everything, done or not; --keep: results of older code stay, marked as such
+again   --again             everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]

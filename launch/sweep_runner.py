@@ -23,7 +23,6 @@ from launch.process.watch import duration_text
 from launch.records import (
     INTERRUPTED,
     SCHEMA_VERSION,
-    Choice,
     Decision,
     Record,
     RunFolder,
@@ -71,7 +70,8 @@ class Plan:
 class Request:
     """Which of a plan's runs to do."""
 
-    choice: Choice = Choice.MISSING
+    again: bool = False
+    """Whether to run what is done as well."""
     chosen: frozenset[str] | None = None
     """Names of points; None for all."""
     shared: tuple[Path, ...] = ()
@@ -174,7 +174,7 @@ class _Call:
     def _decision(self, task: Task, head: str) -> Decision | None:
         """The decision to run a task now; None, which is said and counted, to leave it out."""
         records = self._records()
-        decision = decide(task.keys, records, self.request.choice, task.setup)
+        decision = decide(task.keys, records, self.request.again, task.setup)
         if not decision.run:
             self.progress.skipped += 1
             say(f"{head}: {decision.why}")
@@ -287,7 +287,7 @@ def _decisions(plan: Plan, request: Request, tasks: Sequence[Task]) -> dict[str,
     found: dict[str, list[Decision]] = {}
     for task in tasks:
         if request.asks(task.point.name):
-            one = decide(task.keys, records, request.choice, task.setup)
+            one = decide(task.keys, records, request.again, task.setup)
             found.setdefault(task.point.name, []).append(one)
     return found
 

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
@@ -27,16 +26,18 @@ def turn(say: Callable[[str], object], share: bool = False) -> Iterator[None]:
 
     ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
-    file = None if share else _open(say)
-    if file is None:
+    lock = None if share else _open(say)
+    if lock is None:
         yield
         return
-    with file:
-        _wait(file, say)
+    try:
+        _wait(lock, say)
         yield
+    finally:
+        os.close(lock)
 
 
-def _open(say: Callable[[str], object]) -> IO[str] | None:
+def _open(say: Callable[[str], object]) -> int | None:
     """The lock's file, made for all users; None, with a line of why, where it cannot be had."""
     given = os.environ.get(LOCK_VARIABLE)
     path = Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
@@ -45,17 +46,17 @@ def _open(say: Callable[[str], object]) -> IO[str] | None:
             # In /tmp the kernel may refuse to open for creation what another user has made.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
             path.chmod(0o666)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+", encoding="utf-8")
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         say(f"{path}: {error.strerror}; runs of others at the same time would not be noticed")
         return None
 
 
-def _wait(file: IO[str], say: Callable[[str], object]) -> None:
+def _wait(lock: int, say: Callable[[str], object]) -> None:
     waits = False
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if not waits:
