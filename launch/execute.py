@@ -216,12 +216,16 @@ def execute(task: Task, options: RunOptions) -> Outcome:
         say(line)
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job = prepare(task, options, folder)
+
+    def monitor(members: Members) -> AbstractContextManager[None]:
+        gpus = _gpus(task.point, job.environment)
+        return monitoring(members, folder.path / "monitor.jsonl", options.monitor_s, gpus)
+
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
         # A build that the ranks wait for may be killed meanwhile.
         with locks_watched(extensions, partial(add_note, folder.log)):
-            monitor = partial(_monitored, job, task.point, folder, options.monitor_s)
             ending = supervise(job, monitor if options.monitor_s else None, options.echo)
         status = _judged(ending, folder)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
@@ -307,13 +311,6 @@ def _gpus(point: Point, environment: Mapping[str, str]) -> Gpus:
     """The first GPUs that the ranks see."""
     count = 0 if point.device == "cpu" else point.num_ranks
     return Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)
-
-
-def _monitored(
-    job: Job, point: Point, folder: RunFolder, interval_s: float, members: Members
-) -> AbstractContextManager[None]:
-    gpus = _gpus(point, job.environment)
-    return monitoring(members, folder.path / "monitor.jsonl", interval_s, gpus)
 
 
 def _judged(ending: Ending, folder: RunFolder) -> Status:

@@ -71,28 +71,6 @@ def free_port() -> int:
     raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
 
 
-def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str, str]:
-    """Return the caller's environment, with what DeepSpeed and OpenMP need on any machine.
-
-    Args:
-        base: the caller's environment; its ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR`` stay.
-        num_local_ranks: ranks on this machine, at least 1.
-    """
-    environment = dict(base)
-    # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_local_ranks)))
-    environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
-    # The environment's own ninja before the system's: another version of it builds every op anew.
-    own_tools = str(Path(sys.executable).parent)
-    environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
-    # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    environment["PYTHONUNBUFFERED"] = "1"
-    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
-
-
 def extensions_folder(environment: Mapping[str, str]) -> Path:
     """Return where the ranks find their compiled ops; nothing is made yet.
 
@@ -161,13 +139,26 @@ class Launcher:
         return int(self.rdzv_endpoint.rpartition(":")[2]) if self.rdzv_endpoint else free_port()
 
     def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
-        """Return the environment of what is started here.
+        """Return the environment of what is started here, over the caller's own.
 
         What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
         """
+        environment = dict(base)
+        here = self._shares(num_ranks)[1] if self.is_far else num_ranks
+        # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // here)))
+        environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
+        # The environment's own ninja before the system's: another version of it builds every op
+        # anew.
+        own_tools = str(Path(sys.executable).parent)
+        environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
+        # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        environment["PYTHONUNBUFFERED"] = "1"
+        paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self.is_far:
-            return node_environment(base, self._shares(num_ranks)[1])
-        environment = node_environment(base, num_ranks)
+            return environment
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         if num_ranks == 1:
             one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

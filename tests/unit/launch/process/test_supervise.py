@@ -242,15 +242,11 @@ def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path, beside):
     assert log.read_text() == "waits\n"
 
 
-def started(token=TOKEN):
-    environment = {**os.environ, TOKEN_VARIABLE: token}
-    return subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
-
-
 @pytest.fixture
 def leftover():
     """A process of a run whose driver is gone."""
-    process = started()
+    environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
     yield process
     process.kill()
     process.wait()
@@ -276,15 +272,3 @@ def test_what_is_no_token_ends_nothing(leftover, sleeper, monkeypatch, token):
     members = Members(TOKEN)
     members._token = ""  # even so
     assert members.all() == []
-
-
-@pytest.mark.parametrize(("age_s", "seen"), [(0.5, True), (1.5, False)])
-def test_a_young_stranger_is_asked_again_and_an_old_one_is_not(leftover, monkeypatch, age_s, seen):
-    process = psutil.Process(leftover.pid)
-    answers = iter([False, True])  # it had not loaded its program when it was looked at first
-    monkeypatch.setattr(Members, "_has", lambda self, one: next(answers))
-    monkeypatch.setattr(psutil, "process_iter", lambda: [process])
-    monkeypatch.setattr(module, "_age_s", lambda _process: age_s)
-    members = Members(TOKEN)
-    assert members.sample() == []
-    assert members.sample() == ([process] if seen else [])
