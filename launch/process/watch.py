@@ -44,6 +44,7 @@ QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
 """States of a process that runs no handler: stopped, traced, uninterruptible, dead."""
+_ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*(\d+\.?\d*)")
 
 
 class GrowingFile:
@@ -129,12 +130,12 @@ class ProgressWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin to watch for silences longer than ``hang_s``; None adapts it, 0 allows any."""
-        self._files = [
-            GrowingFile(path, path.stat().st_size if path.exists() else 0)
-            for path in (log, metrics)
-            if path is not None
-        ]
-        self._times_ms: list[float] = []
+        # Each file with what finds an iteration's time in a line, and the times found, in ms.
+        self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
+        for path, read in ((log, _ms_in_log), (metrics, _ms_in_metrics)):
+            if path is not None:
+                start = path.stat().st_size if path.exists() else 0
+                self._files.append((GrowingFile(path, start), read, []))
         self._hang_s = hang_s
         self._now = now
         self._looked = now()
@@ -150,32 +151,37 @@ class ProgressWatch:
         self._looked += passed_s
         # While we were stopped ourselves, as a whole suspended job is, nothing counts as silence.
         self._idle_s += min(passed_s, 4 * LOOK_S)
-        for file in self._files:
-            found = map(_iteration_ms, file.new_lines())
-            self._times_ms += [milliseconds for milliseconds in found if milliseconds is not None]
+        for file, read, times_ms in self._files:
+            found = map(read, file.new_lines())
+            times_ms += [milliseconds for milliseconds in found if milliseconds is not None]
             if file.has_grown:
                 self._idle_s = 0.0
-        limit_s = self._limit_s()
+        iterations = max(len(times_ms) for *_, times_ms in self._files)
+        limit_s = self._limit_s(iterations)
         if self._idle_s >= limit_s:
-            iterations = len(self._times_ms)
             after = f"iteration {iterations}" if iterations else "its start, no iteration yet"
             silence = f"{self._idle_s:.0f} s (limit {limit_s:.0f} s)"
             self.stall = f"no progress for {silence} after {after}"
         return bool(self.stall)
 
-    def _limit_s(self) -> float:
+    def _limit_s(self, iterations: int) -> float:
         if self._hang_s is not None:
             return self._hang_s or float("inf")
-        if not self._times_ms:
+        if iterations == 0:
             return FIRST_ITERATION_S
-        return max(LEAST_S, SLOWEST_FACTOR * max(self._times_ms) / 1000.0)
+        slowest_ms = max(max(times_ms, default=0.0) for *_, times_ms in self._files)
+        return max(LEAST_S, SLOWEST_FACTOR * slowest_ms / 1000.0)
 
 
-def _iteration_ms(line: bytes) -> float | None:
-    """The time of an iteration that a line of ``metrics.jsonl`` tells; None for any other line."""
+def _ms_in_log(line: bytes) -> float | None:
+    match = _ITERATION_LINE.search(line)
+    return float(match[1]) if match else None
+
+
+def _ms_in_metrics(line: bytes) -> float | None:
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     if not isinstance(event, dict) or event.get("event") != "iteration":
         return None

@@ -58,12 +58,16 @@ def silence(watch, clock, seconds):
     return ""
 
 
+LINE = " iteration 1/ 5 | elapsed time per iteration (ms): {} | lm loss: 9\n"
+
+
 @pytest.mark.parametrize(
     ("log", "metrics", "limit", "after"),
     [
         ("compiling\n", "", 1800, "its start, no iteration yet"),
         ("", iteration(1, 900.0) + iteration(2, 100.0), 300, "iteration 2"),
         ("", iteration(1, 40_000.0) + iteration(2, 30_000.0), 800, "iteration 2"),
+        (LINE.format(20_000.0), "", 400, "iteration 1"),
         ("", "\x00\xff\n[1]\n{\n", 1800, "its start, no iteration yet"),
         ("", '{"event": "start"}\n', 1800, "its start, no iteration yet"),
         ("", '{"event": "iteration"}\n', 300, "iteration 1"),
@@ -103,7 +107,7 @@ def test_time_in_which_the_launcher_itself_was_stopped_is_no_silence(files, cloc
 
 
 def test_what_a_log_held_before_is_not_this_runs(files, clock):
-    append(files[1], iteration(1, 90_000.0))
+    append(files[0], LINE.format(90_000.0))
     watch = ProgressWatch(*files, None, clock)
     assert silence(watch, clock, 1810).endswith("no iteration yet")
 
@@ -111,7 +115,7 @@ def test_what_a_log_held_before_is_not_this_runs(files, clock):
 def test_of_a_huge_growth_the_end_is_read(files, clock, monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 1000)
     watch = ProgressWatch(*files, None, clock)
-    append(files[1], iteration(1, 1.0) + "x" * 5000 + "\n" + iteration(2, 50_000.0))
+    append(files[0], LINE.format(1.0) + "x" * 5000 + "\n" + LINE.format(50_000.0))
     assert "limit 1000 s" in silence(watch, clock, 1100)
 
 
