@@ -34,7 +34,8 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --echo, --no-echo (the runs' logs), --monitor-interval SECONDS
 where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
-trainer --trainer megatron-core|megatron-pipeline|lightning, --continue-from RUN_FOLDER, --deepspeed-config FILE
+trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
+        --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
         --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
         --help              this text

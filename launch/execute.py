@@ -187,6 +187,7 @@ def _code(point: Point, options: RunOptions) -> dict[str, Any]:
     settings = [
         trainer.ds_config(point),
         program.arguments,
+        trainer.environment(point),
         [row.model_dump() for row in beside],
     ]
     entries = [program.name, *(row.module for row in beside), launchers.__name__]
@@ -227,7 +228,7 @@ def execute(task: Task, options: RunOptions) -> Outcome:
         # A build that the ranks wait for may be killed meanwhile.
         with locks_watched(extensions, partial(add_note, folder.log)):
             ending = supervise(job, monitor if options.monitor_s else None, options.echo)
-        status = _judged(ending, folder)
+        status = _judged(ending, folder, task.point, options.trainer)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
         status = Status(INTERRUPTED, cause="the launcher was stopped")
         raise
@@ -268,6 +269,7 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     program, port = trainer.program(point, folder.path, task.data_prefix), launcher.port()
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)
     environment = launcher.environment(os.environ, point.num_ranks, port)
+    environment |= trainer.environment(point)
     launcher.export(environment, folder.path)
     for line in launcher.elsewhere(command, environment):
         say(f"start on another machine: {line}")
@@ -278,9 +280,10 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
         gpus.close()
     facts = task.facts(command, {**identity.provenance(environment), "before": before})
     folder.write_inputs(point, facts, trainer.ds_config(point))
+    metrics = folder.metrics if trainer.writes_metrics else None
     beside = companions(point, folder.path)
     limits = (options.timeout_s, options.hang_s)
-    return Job(command, ROOT, environment, folder.log, folder.metrics, beside, *limits)
+    return Job(command, ROOT, environment, folder.log, metrics, beside, *limits)
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
@@ -313,10 +316,10 @@ def _gpus(point: Point, environment: Mapping[str, str]) -> Gpus:
     return Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)
 
 
-def _judged(ending: Ending, folder: RunFolder) -> Status:
+def _judged(ending: Ending, folder: RunFolder, point: Point, trainer: Trainer) -> Status:
     lines = last_lines(folder.log, 2000, 2**20)
-    status = judge(ending, lines, folder.has_ended(), disk_is_full(folder.path))
-    return with_verdict(status, folder)
+    has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
+    return with_verdict(judge(ending, lines, has_ended, is_full, trainer.end_mark), folder)
 
 
 def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:

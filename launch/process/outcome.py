@@ -37,10 +37,11 @@ def judge(
     log_lines: Sequence[str],
     has_ended: bool,
     disk_is_full: bool = False,
+    end_mark: str = "'end' line in metrics.jsonl",
 ) -> Status:
     """Return the status of a run.
 
-    Exit code 0 without the trainer's last line is a failure: a run that trained nothing must not
+    Exit code 0 without the trainer's end mark is a failure: a run that trained nothing must not
     pass for a good one. Where the disk is full, the log may lack the reason.
     """
     seconds = round(ending.seconds, 3)
@@ -54,7 +55,7 @@ def judge(
         code = ending.exit_code or 1 if status == "failed" else TIMEOUT_EXIT_CODE
         return Status(status, code, seconds, cause)
     if ending.exit_code == 0:
-        status, cause = "failed", "exit code 0, but there is no 'end' line in metrics.jsonl"
+        status, cause = "failed", f"exit code 0, but there is no {end_mark}"
     else:
         status, cause = _failure(ending, log_lines)
     if disk_is_full and status == "failed" and not _DISK_FULL.search(cause):

@@ -6,11 +6,13 @@ from argparse import Namespace
 
 from configs.errors import ConfigError
 from configs.study import Study
+from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import LightningTrainer, OwnTrainer, PipelineTrainer
 from launch.trainers.protocol import Trainer
 
 TRAINERS: dict[str, type[Trainer]] = {
-    trainer.name: trainer for trainer in (OwnTrainer, LightningTrainer, PipelineTrainer)
+    trainer.name: trainer
+    for trainer in (OwnTrainer, MegatronDeepSpeed, LightningTrainer, PipelineTrainer)
 }
 OWN_TRAINER: Trainer = OwnTrainer()
 

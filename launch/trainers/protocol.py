@@ -11,6 +11,7 @@ from configs.schema import Point
 from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
 from launch.launchers import Program
+from launch.records import RunFolder
 from launch.simulate.workloads import workload_of_point
 
 PLUGIN_BLOCK = "deep_optimizer_states"
@@ -28,6 +29,10 @@ class Trainer:
     """Data that it makes itself: what a point's ``data_prefix`` calls them, to what gives the
     absolute prefix of their ``.bin`` and ``.idx``. Data that are not there yet are made or fetched
     if its second argument is true; otherwise it returns None for them."""
+    writes_metrics: ClassVar[bool] = True
+    """Whether a run has a ``metrics.jsonl``."""
+    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
+    """What shows that a run came to its end, for the user."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
@@ -66,6 +71,14 @@ class Trainer:
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""
         raise NotImplementedError
+
+    def environment(self, point: Point) -> dict[str, str]:
+        """Return variables that it needs, over those of every run."""
+        return {}
+
+    def has_ended(self, folder: RunFolder, point: Point) -> bool:
+        """Tell whether a run came to its end, whatever its exit code."""
+        return folder.has_ended()
 
 
 def _deepspeed_limits(point: Point) -> list[str]:

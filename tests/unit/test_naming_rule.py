@@ -16,6 +16,8 @@ OWN_WORDS = {
     "launch/trainers": "trainers may know what they train with",
     "launch/frameworks": "trainers may know what they train with",
     "launch/trainers.py": "trainers may know what they train with",
+    "launch/megatron_flags.py": "belongs to the trainer of the paper's fork",
+    "launch/run_megatron.py": "belongs to the trainer of the paper's fork",
     "launch/config_n_run.py": "the paper's flags",
     "launch/simulate/workloads.py": "fields of the plugin's performance model",
     "launch/hog.py": "the paper's co-process, which a study names as its companion",

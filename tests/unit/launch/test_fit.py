@@ -25,6 +25,7 @@ from launch.identity import settings_key
 from launch.launchers import Launcher
 from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER, TRAINERS
+from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
 
 LAPTOP = Machine(host_free_bytes=12 * GIB)
@@ -94,7 +95,7 @@ def test_a_pipelines_memory_is_not_predicted_which_is_said():
 
 
 INSTALLED = metadata.version("deepspeed")
-OWN = OwnTrainer.name
+MEGATRON, OWN = MegatronDeepSpeed.name, OwnTrainer.name
 CPU = Machine(20 * GIB)
 GPU = Machine(160 * GIB, (80 * GIB,))
 GPUS = Machine(500 * GIB, (80 * GIB,) * 4)
@@ -159,8 +160,8 @@ class TestNeeds:
 
     def test_the_trainer_of_a_row_is_the_only_one_that_runs_it(self, options):
         assert lacks(mine({"trainer": OWN}), CPU, options) == []
-        with pytest.raises(ConfigError, match="engine 'mine': needs --trainer lightning"):
-            refuse_what_cannot_run(mine({"trainer": "lightning"}), CPU, options)
+        with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):
+            refuse_what_cannot_run(mine({"trainer": MEGATRON}), CPU, options)
 
 
 class TestLinks:

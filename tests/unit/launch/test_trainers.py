@@ -4,13 +4,17 @@ import pytest
 
 from configs.cli import Parser
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
+from launch.fit import Machine
 from launch.launchers import TRAINER_MODULE
-from launch.trainers import OWN_TRAINER, TRAINERS, protocol, trainer_of
+from launch.records import RunFolder
+from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, protocol, trainer_of
 from launch.trainers.own import PIPELINE_MODULE
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
+LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5 | lm loss: 1.0 |\n"
 
 
 def trainer(*words):
@@ -19,12 +23,75 @@ def trainer(*words):
     return trainer_of(parser.read(words))
 
 
+@pytest.fixture
+def checkout(tmp_path):
+    path = tmp_path / "a checkout"
+    path.mkdir()
+    (path / "pretrain_gpt.py").touch()
+    return path
+
+
+@pytest.fixture
+def megatron(checkout):
+    return trainer("--trainer", "megatron-deepspeed", "--megatron-dir", str(checkout))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path, "log-x.log")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(megatron_deepspeed, "_machine", lambda: Machine(2**34))
+
+
+def test_megatron_gets_the_checkout_and_flags(checkout, folder, monkeypatch):
+    monkeypatch.chdir(checkout.parent)
+    words = ["--megatron-dir", checkout.name, "--megatron-flag=--use-flash-attn-v2"]
+    chosen = trainer("--trainer", "megatron-deepspeed", *words)
+    program = chosen.program(POINT, folder.path, "/data")
+    script = str(ROOT / "launch" / "trainers" / "run_megatron.py")
+    assert program.words[:2] == [script, str(checkout)]
+    assert "--no-masked-softmax-fusion" in program.arguments
+    assert program.arguments[program.arguments.index("--data-path") + 1] == "/data"
+    assert program.arguments[-1] == "--use-flash-attn-v2"
+    assert chosen.versions["megatron-flags"] == "--use-flash-attn-v2"
+    assert chosen.environment(POINT) == {"DS_ACCELERATOR": "cpu"}
+
+
+def test_runs_of_a_checkout_are_told_by_its_commit(megatron, monkeypatch):
+    state = {"commit": "abc", "changes_sha256": "0" * 64}
+    monkeypatch.setattr(megatron_deepspeed, "git_state", lambda _folder: state)
+    assert megatron.versions == {"megatron-deepspeed": f"abc+{'0' * 16}"}
+    del state["changes_sha256"]
+    assert megatron.versions == {"megatron-deepspeed": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("samples", "has_ended"), [([4, 8, 12], True), ([4, 8], False), ([], False)]
+)
+def test_megatron_has_ended_when_its_last_iteration_is_in_the_log(
+    megatron, folder, samples, has_ended
+):
+    lines = [LINE.format(n=n, samples=s) for n, s in enumerate(samples, start=1)]
+    folder.log.write_text("start\n" + "".join(lines) + "end\n")
+    assert megatron.has_ended(folder, POINT) is has_ended
+    # Ours has ended when its metrics say so.
+    assert not trainer().has_ended(folder, POINT)
+    folder.metrics.write_text('{"event": "end"}\n')
+    assert trainer().has_ended(folder, POINT)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--trainer", "megatron-deepspeed"], "needs --megatron-dir"),
+        (["--trainer", "megatron-deepspeed", "--megatron-dir", "/nowhere"], "no pretrain_gpt.py"),
+        (["--megatron-dir", "/x"], "--megatron-dir goes with --trainer"),
         (["--continue-from", "/nowhere"], "--continue-from '/nowhere': no checkpoint there"),
         (
-            ["--trainer", "lightning", "--continue-from", "x"],
+            ["--trainer", "megatron-deepspeed", "--continue-from", "x"],
             "--continue-from goes with --trainer megatron-core",
         ),
     ],
@@ -53,11 +120,13 @@ HYBRID = {"engine": "hybrid", "stride": 2}
         ({**HYBRID, "offload_optimizer": "none"}, "offload_optimizer = 'none': engine", "'cpu'"),
     ],
 )
-def test_what_deepspeed_cannot_run_is_refused_with_a_remedy(fields, field, remedy):
+def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields, field, remedy):
     point = make_point({"model": "tiny", **fields})
     (reason,) = trainer().refuse(point)
     assert reason.startswith(field)
     assert remedy in reason
+    assert reason in megatron.refuse(point) or "pp = 2" in reason
+    assert any(text.startswith(field.split(":")[0]) for text in megatron.refuse(point))
 
 
 @pytest.mark.parametrize("save_interval", [0, 5])
