@@ -24,9 +24,9 @@ what    --list              list studies with their sweeps, points and engines, 
         --iterations N      iterations of each run; --repeats N: runs of each point
         --minutes N         start no run that is not likely to end within so many minutes
         --FIELD VALUE       any field of a point, in every run that takes it: --lr 1e-4, --dtype fp32,
-                            --device auto|cpu|cuda, --data-prefix P, --model.vocab-size N
-        --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own
-again   --again             everything, done or not; --keep: results of older code stay, marked as such
+                            --device auto|cpu|cuda, --model.vocab-size N, --data-prefix P (of a .bin/.idx
+                            pair, or embedded, or oscar-1gb)
+again   --again             everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]

@@ -159,7 +159,8 @@ class Point(Table):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; ``auto`` takes CUDA when there is one."""
     data_prefix: str = ""
-    """Prefix of Megatron's ``.bin``/``.idx``; empty for the embedded default corpus."""
+    """Prefix of Megatron's ``.bin``/``.idx``, ``embedded`` or ``oscar-1gb``; empty for oscar-1gb
+    where the model is full-size and it has been prepared, else for the embedded corpus."""
     split: str = Field(default="949,50,1", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$")
     """Shares of train, validation and test documents."""
     eval_interval: int = Field(default=0, ge=0)

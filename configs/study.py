@@ -134,8 +134,6 @@ class Engine(Table):
     needs: tuple[Annotated[str, AfterValidator(_need)], ...] = ()
     """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
     zero_init: bool = True  # whether the model may be partitioned while it is made
-    keys: dict[str, Any] = Field(default_factory=dict)
-    """The engine in the keys of the paper's fork, by which ``config-n-run.sh`` finds it."""
     log: str = ""  # how it reads in a log's name; empty: engine_NAME
 
 
@@ -258,7 +256,7 @@ class Study(Table):
             yield f"companion '{key}': ", "field", [companion.field], of_point
             yield f"companion '{key}': ", "field", used - {"device", "out"}, of_point
         for key, engine in self.engines.items():
-            used = fields_in([engine.ds_config, engine.log, engine.keys])
+            used = fields_in([engine.ds_config, engine.log])
             yield f"engine '{key}': ", "field", used, of_point
             yield f"engine '{key}': ", "field of the study", engine.fields, self.fields
             yield f"engine '{key}', sets: ", "field of every point", engine.sets, settable

@@ -75,11 +75,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
 
     cli.add_results_dir(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
-    data = (
-        "embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
-        "oscar-1gb for full-size models where it has been prepared, else embedded]"
-    )
-    value("--data", "NAME", data)
     seconds, or_0 = partial(duration, "seconds"), partial(duration, "seconds", least=0)
     value("--timeout", "SECONDS", "end a run that takes longer", type=seconds)
     hang = "end a run without progress for so long, 0 for never [default adapts to the run]"

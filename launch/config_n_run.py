@@ -11,7 +11,6 @@ from configs.cli import Parser, run_command
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
-from configs.templates import bound_field
 from launch import cli
 from launch.run import run_point
 
@@ -31,6 +30,7 @@ class Flag(NamedTuple):
 
 _ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Flags that together name an engine, as the paper's fork of DeepSpeed does."""
+_ENGINES = {"-P 0 -A 0": "vanilla", "-P 0 -A 1": "async-gradients", "-P 1 -A 1": "hybrid"}
 FLAGS = (
     Flag("m", "model.name", None, "model's label in billions of parameters: 7 is written 7B"),
     Flag("H", "model.hidden", None, "hidden size"),
@@ -61,7 +61,7 @@ def build_parser() -> Parser:
             f"-{flag.letter}", dest=flag.field, metavar="V", help=f"{flag.help} [{default}]"
         )
     for name, text in (
-        ("data-prefix", "prefix of Megatron's .bin/.idx [default: the embedded corpus]"),
+        ("data-prefix", "prefix of Megatron's .bin/.idx, embedded or oscar-1gb"),
         ("device", "auto, cpu or cuda"),
         ("seed", "seed of the weights and of the order of samples"),
     ):
@@ -100,23 +100,16 @@ def point_from_flags(values: Mapping[str, str | None]) -> Point:
 
 
 def _engine_of(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the engine whose row has these keys, and the field that one of them gives.
-
-    A key that the row or the flags leave out may have any value; the first engine fits then.
-    """
-    engines = {name: row.keys for name, row in default_study().engines.items() if row.keys}
-    for name, own in engines.items():
-        fields = {key: field for key, value in own.items() if (field := bound_field(value))}
-        fixed = own.keys() - fields.keys()
-        if all(keys.get(key, str(own[key])) == str(own[key]) for key in fixed):
-            return {"engine": name, **{field: keys[key] for key, field in fields.items()}}
-    letters = {flag.field: flag.letter for flag in FLAGS}
-    given = " ".join(f"-{letters[key]} {value}" for key, value in keys.items())
-    known = "; ".join(
-        f"{name}: {' '.join(f'-{letters[key]} {value}' for key, value in own.items())}"
-        for name, own in engines.items()
-    )
-    raise ConfigError(f"config-n-run.sh: {given} is no engine; known are {known}")
+    """Return the engine that -P and -A name, and the stride; without -A, -P decides."""
+    hybrid, flushes, stride = (keys.get(name) for name in _ENGINE_KEYS)
+    flushes = hybrid if flushes is None else flushes
+    engine = _ENGINES.get(f"-P {hybrid} -A {flushes}")
+    if engine is None:
+        known = "; ".join(f"{name}: {words}" for words, name in _ENGINES.items())
+        raise ConfigError(
+            f"config-n-run.sh: -P {hybrid} -A {flushes} is no engine; known are {known}"
+        )
+    return {"engine": engine, **({"stride": stride or ""} if hybrid == "1" else {})}
 
 
 def main(argv: Sequence[str]) -> int:

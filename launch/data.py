@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,55 +44,23 @@ class Data:
     Megatron's."""
 
 
-def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], str]:
-    """Return the points with the data that the command line chooses, and a line that tells which.
+def with_data(points: Sequence[Point]) -> tuple[list[Point], str]:
+    """Return the points with data for those that name none, and a line that tells which.
 
-    Without a choice, full-size models take oscar-1gb where it has been prepared; the line is empty
-    when there was nothing to choose.
-
-    Args:
-        points: the points; data that they name themselves gives way to ``--data`` alone.
-        given: options of :func:`launch.cli.add_run_options`.
+    Full-size models take oscar-1gb where it has been prepared; the line is empty where there was
+    nothing to choose.
 
     Raises:
-        ConfigError: the data is not there, or a model has a smaller vocabulary.
+        ConfigError: the prepared corpus is damaged.
     """
-    if given.data is None:
-        return _by_default(points)
-    if given.data_prefix is not None:
-        raise ConfigError(f"--data {given.data}: leave out --data-prefix or --data, give one")
-    prefix = "" if given.data == EMBEDDED else _located(given.data)
-    chosen = [point.model_copy(update={"data_prefix": prefix}) for point in points]
-    for point in chosen if prefix else ():
-        require_vocabulary(point, prefix)
-    return chosen, f"data: {data_words(prefix)}"
-
-
-def _by_default(points: Sequence[Point]) -> tuple[list[Point], str]:
     is_open = [not p.data_prefix and p.model.vocab_size >= PAPER_VOCAB_SIZE for p in points]
     if not any(is_open):
         return list(points), ""
-    prefix = prepared(OSCAR)
-    if prefix is None:
+    if prepared(OSCAR) is None:
         return list(points), UNPREPARED
-    taken = [p.model_copy(update={"data_prefix": prefix}) for p in points]
+    taken = [p.model_copy(update={"data_prefix": OSCAR}) for p in points]
     chosen = [new if o else old for new, old, o in zip(taken, points, is_open, strict=True)]
-    return chosen, f"data: {data_words(prefix)}"
-
-
-def _located(name: str) -> str:
-    if name == OSCAR:
-        prefix = prepared(OSCAR)
-        if prefix is None:
-            raise ConfigError(
-                f"--data {OSCAR}: not prepared yet; `make dataset-oscar` fetches and prepares it"
-            )
-        return prefix
-    name = name.removesuffix(".bin").removesuffix(".idx")
-    prefix = _existing(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and ")
-    if indexed.token_header(Path(prefix)) is None:
-        raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
-    return prefix
+    return chosen, f"data: {data_words(OSCAR)}"
 
 
 def require_vocabulary(point: Point, prefix: str) -> None:
@@ -113,24 +80,36 @@ def require_vocabulary(point: Point, prefix: str) -> None:
         )
 
 
+def is_embedded(given: str) -> bool:
+    """Return whether a point's ``data_prefix`` means the embedded corpus."""
+    return given in ("", EMBEDDED)
+
+
 def data_prefix(given: str) -> str:
-    """Return the absolute prefix of Megatron's files; an empty one means the embedded corpus.
+    """Return the absolute prefix of Megatron's files, of a prefix, ``embedded`` or ``oscar-1gb``.
 
     Raises:
-        ConfigError: the given files are not there, or the embedded corpus cannot be made.
+        ConfigError: the files are not there, or the embedded corpus cannot be made.
     """
-    if given:
-        return _existing(given, f"data_prefix = {given!r}: ")
-    corpus = Corpus(cache_folder())
-    corpus.prepare(complain)
-    return str(corpus.prefix)
-
-
-def _existing(name: str, field: str) -> str:
-    prefix = str(Path(name).absolute())
+    if is_embedded(given):
+        corpus = Corpus(cache_folder())
+        corpus.prepare(complain)
+        return str(corpus.prefix)
+    if given == OSCAR:
+        prefix = prepared(OSCAR)
+        if prefix is None:
+            raise ConfigError(
+                f"data_prefix = '{OSCAR}': not prepared yet; `make dataset-oscar` fetches and "
+                "prepares it"
+            )
+        return prefix
+    prefix = str(Path(given.removesuffix(".bin").removesuffix(".idx")).absolute())
     for end in (".bin", ".idx"):
         if not Path(prefix + end).is_file():
-            raise ConfigError(f"{field}there is no file {prefix + end!r}")
+            raise ConfigError(
+                f"data_prefix = {given!r}: neither {EMBEDDED} nor {OSCAR}, and there is no file "
+                f"{prefix + end!r}"
+            )
     return prefix
 
 
@@ -143,7 +122,7 @@ def prepared(name: str) -> str | None:
 
 def data_words(given: str) -> str:
     """Say in a line what data a point has; the embedded corpus need not have been made yet."""
-    prefix = data_prefix(given) if given else prepared(EMBEDDED)
+    prefix = prepared(EMBEDDED) if is_embedded(given) else data_prefix(given)
     if prefix is None:
         return f"{EMBEDDED} ({SOURCES[EMBEDDED]}), made when it is first needed"
     data, sha256 = look_at(prefix), data_facts(prefix)[".bin"]["sha256"]

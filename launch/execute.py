@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -24,7 +23,14 @@ from configs.study import Study
 from dataset.embedded import EMBEDDED
 from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
 from launch import identity, launchers
-from launch.data import data_prefix, data_record, data_words, prepared, require_vocabulary
+from launch.data import (
+    data_prefix,
+    data_record,
+    data_words,
+    is_embedded,
+    prepared,
+    require_vocabulary,
+)
 from launch.derive import with_verdict
 from launch.fit import Machine, estimate, lacks, memory_text, probe_machine, runs_on_gpu
 from launch.launchers import (
@@ -52,9 +58,6 @@ from launch.records import (
 )
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
-
-Watch = Callable[[RunFolder], AbstractContextManager[object]]
-"""Opened while a run lasts, to look at its files."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,9 @@ class RunOptions:
             share=given.share,
         )
 
-    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
-        """Wait for this machine's turn to measure a point; ranks elsewhere leave it to others."""
-        what = f"{self.sweep} {point.name}"
-        return turn(what, say, share=self.share or self.launcher.is_far)
+    def turn(self, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """Wait for this machine's turn to measure; ranks elsewhere leave it to others."""
+        return turn(say, share=self.share or self.launcher.is_far)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
     """Absolute prefix of data; None for those that are not there yet and are not to be made."""
     if given in trainer.own_data:
         return trainer.own_data[given](given, makes_data)
-    return data_prefix(given) if given or makes_data else prepared(EMBEDDED)
+    return prepared(EMBEDDED) if is_embedded(given) and not makes_data else data_prefix(given)
 
 
 def _code(point: Point, options: RunOptions) -> dict[str, Any]:
@@ -204,8 +206,8 @@ class Outcome:
     """Signal that asked the harness to stop; None when nobody did."""
 
 
-def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullcontext) -> Outcome:
-    """Run a task in a new folder, to its end; ``watch`` is opened while its ranks run.
+def execute(task: Task, options: RunOptions) -> Outcome:
+    """Run a task in a new folder, to its end.
 
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
@@ -215,12 +217,16 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
         say(line)
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job = prepare(task, options, folder)
+
+    def monitor(members: Members) -> AbstractContextManager[None]:
+        gpus = _gpus(task.point, job.environment)
+        return monitoring(members, folder.path / "monitor.jsonl", options.monitor_s, gpus)
+
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
         # A build that the ranks wait for may be killed meanwhile.
-        with watch(folder), locks_watched(extensions, partial(add_note, folder.log)):
-            monitor = partial(_monitored, job, task.point, folder, options.monitor_s)
+        with locks_watched(extensions, partial(add_note, folder.log)):
             ending = supervise(job, monitor if options.monitor_s else None, options.echo)
         status = _judged(ending, folder, task.point, options.trainer)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
@@ -260,7 +266,10 @@ def ready_extensions(folder: Path) -> list[str]:
 def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     """Write what the ranks read, and return what is to be started."""
     point, trainer, launcher = task.point, options.trainer, options.launcher
-    command, environment = start_of(point, options, folder.path, task.data_prefix)
+    program, port = trainer.program(point, folder.path, task.data_prefix), launcher.port()
+    command = launcher.command(program, point.num_ranks, port, point.link_mbit)
+    environment = launcher.environment(os.environ, point.num_ranks, port)
+    environment |= trainer.environment(point)
     launcher.export(environment, folder.path)
     for line in launcher.elsewhere(command, environment):
         say(f"start on another machine: {line}")
@@ -275,18 +284,6 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     beside = companions(point, folder.path)
     limits = (options.timeout_s, options.hang_s)
     return Job(command, ROOT, environment, folder.log, metrics, beside, *limits)
-
-
-def start_of(
-    point: Point, options: RunOptions, run_dir: Path, data_prefix: str
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts the ranks of a run, and its environment."""
-    launcher, trainer = options.launcher, options.trainer
-    program = trainer.program(point, run_dir, data_prefix)
-    port = launcher.port()
-    environment = launcher.environment(os.environ, point.num_ranks, port)
-    environment |= trainer.environment(point)
-    return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
@@ -319,13 +316,6 @@ def _gpus(point: Point, environment: Mapping[str, str]) -> Gpus:
     return Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)
 
 
-def _monitored(
-    job: Job, point: Point, folder: RunFolder, interval_s: float, members: Members
-) -> AbstractContextManager[None]:
-    gpus = _gpus(point, job.environment)
-    return monitoring(members, folder.path / "monitor.jsonl", interval_s, gpus)
-
-
 def _judged(ending: Ending, folder: RunFolder, point: Point, trainer: Trainer) -> Status:
     lines = last_lines(folder.log, 2000, 2**20)
     has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
@@ -349,8 +339,10 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         prefix = f"({point.data_prefix})"
         data = f"{point.data_prefix}, made or fetched when they are first needed"
     else:
-        prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
-        data = data_words(point.data_prefix)
+        prefix, data = "(the embedded corpus)", data_words(point.data_prefix)
+        if not is_embedded(point.data_prefix):
+            prefix = data_prefix(point.data_prefix)
+            require_vocabulary(point, prefix)
     program, launcher = options.trainer.program(point, path, prefix), options.launcher
     port = launcher.port() if launcher.rdzv_endpoint else 0
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)

@@ -154,10 +154,12 @@ def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
     on_gpu, gpus = runs_on_gpu(point, machine), machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        fewer = len(gpus) // (point.tp * point.pp)
         return [
             f"tp {point.tp} x pp {point.pp} x dp {point.dp} needs {point.num_ranks} GPUs, "
             f"{len(gpus)} found"
             + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
+            + f"; give {f'--dp {fewer} or ' if fewer else ''}--device cpu, or more machines"
         ]
     try:
         host, device = needed_bytes(point, on_gpu, trainer)
@@ -167,7 +169,9 @@ def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
     if on_gpu:
         asked.append(("GPU memory", device, min(gpus[: point.num_ranks])))
     return [
-        f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
+        f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free; "
+        "a smaller model, more ranks or a smaller micro-batch need less, and --no-memory-check "
+        "starts it all the same"
         for what, need_bytes, free_bytes in asked
         if need_bytes > USABLE * free_bytes
     ]
@@ -204,7 +208,7 @@ def largest_model_that_fits(
         if not any(shortages(point, machine, trainer) for point in points_of(name)):
             return name
     short = next(p for p in points_of(names[0]) if shortages(p, machine, trainer))
-    raise _too_large(short, machine, trainer)
+    raise ConfigError(f"{names[0]} does not fit: {'; '.join(shortages(short, machine, trainer))}")
 
 
 def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
@@ -244,24 +248,8 @@ def refuse_what_cannot_run(
     Raises:
         ConfigError: the machine, the software or the options lack what the point needs.
     """
-    if lacking := lacks(point, machine, options):
-        raise ConfigError(f"engine '{point.engine}': {'; '.join(lacking)}")
-    if memory_check and shortages(point, machine, options.trainer):
-        raise _too_large(point, machine, options.trainer)
-
-
-def _too_large(point: Point, machine: Machine, trainer: Trainer) -> ConfigError:
-    gpus = len(machine.gpu_free_bytes)
-    remedy = (
-        "Choose a smaller model, more ranks or a smaller micro-batch, or pass --no-memory-check"
-    )
-    if runs_on_gpu(point, machine) and gpus < point.num_ranks:
-        fewer = gpus // (point.tp * point.pp)
-        ways = [*([f"--dp {fewer}"] if fewer else []), "--device cpu"]
-        remedy = f"Give {' or '.join(ways)}, or start it on more machines"
-    what = f"{point.model.name} with engine {point.engine}"
-    lines = "; ".join(shortages(point, machine, trainer))
-    return ConfigError(f"{what} does not fit: {lines}. {remedy}")
+    if reason := why_not_here(point, machine, options, memory_check):
+        raise ConfigError(f"{point.model.name} with engine '{point.engine}': {reason}")
 
 
 def _lack(need: str, point: Point, machine: Machine) -> str:

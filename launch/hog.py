@@ -14,7 +14,6 @@ import argparse
 import math
 import multiprocessing
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -129,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 after SIGTERM, or when the process that started us has gone.
     """
     parser = Parser("python -m launch.hog", __doc__ or "")
-    parser.add_argument("--share", type=_share, required=True, help="above 0, below 1")
-    parser.add_argument("--device", type=_device, required=True, help="cpu or cuda:N")
+    parser.add_argument("--share", type=float, required=True, help="above 0, below 1")
+    parser.add_argument("--device", required=True, help="cpu or cuda:N")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="hog.json")
     given = parser.read(argv)
     asked: list[int] = []
@@ -168,19 +167,6 @@ def _report(given: argparse.Namespace, seconds: float, held_s: float) -> None:
     except OSError as error:  # the disk is full: the share is still held
         why = f"{given.out.name} could not be written: {error.strerror}"
         complain(f"[launch] hog of {given.device}: {why}")
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0 and below 1")
-    return value
-
-
-def _device(text: str) -> str:
-    if not re.fullmatch(r"cpu|cuda:\d+", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: give cpu or cuda:N")
-    return text
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the checkout can change what a run does, so nothing else makes a result an old o
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import hashlib
@@ -18,8 +17,9 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +128,7 @@ def code_of(entries: Iterable[str]) -> dict[str, str]:
     Imports within functions count. Files of the plugin that are no Python (kernels, models) count
     where any of the plugin does.
     """
-    found: set[Path] = set()
-    for entry in entries:
-        script = Path(entry)
-        first = [script] if script.is_file() else _files_of(entry)
-        waiting = [path for path in first if path.is_relative_to(ROOT)]
-        while waiting:
-            path = waiting.pop()
-            if path not in found:
-                found.add(path)
-                waiting.extend(_imported(path))
+    found = set(_files_of(tuple(entries)))
     if any(path.is_relative_to(PLUGIN) for path in found):
         every = (path for path in PLUGIN.rglob("*") if path.is_file())
         found |= {path for path in every if path.suffix not in (".py", ".pyc")}
@@ -148,35 +139,19 @@ _parsing = threading.Lock()
 
 
 @functools.cache
-def _imported(path: Path) -> tuple[Path, ...]:
-    """Files of ours that a Python file imports, anywhere in it."""
-    try:
-        # Python 3.11 raises SystemError where two threads parse at once.
-        with _parsing:
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError):
-        return ()
-    modules = {name for node in ast.walk(tree) for name in _names(node)}
-    return tuple(file for name in sorted(modules) for file in _files_of(name))
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@functools.cache
-def _files_of(module: str) -> tuple[Path, ...]:
-    """Files of ours that importing a module executes: its packages' and its own."""
-    found, parts = [], module.split(".")
-    root = ROOT / "src" if (ROOT / "src" / parts[0]).is_dir() else ROOT
-    for end in range(1, len(parts) + 1):
-        place = root.joinpath(*parts[:end])
-        found += [place / "__init__.py", place.with_suffix(".py")]
-    return tuple(path for path in found if path.is_file())
+def _files_of(entries: tuple[str, ...]) -> frozenset[Path]:
+    """Files of ours that importing the entries executes; other packages are not looked for."""
+    finder = ModuleFinder(path=[str(ROOT), str(ROOT / "src")])
+    # Python 3.11 raises SystemError where two threads parse at once.
+    with _parsing:
+        for entry in entries:
+            with contextlib.suppress(ImportError, SyntaxError):
+                if not Path(entry).is_file():
+                    finder.import_hook(entry)
+                elif Path(entry).is_relative_to(ROOT):
+                    finder.load_file(entry)
+    names = (getattr(module, "__file__", None) for module in finder.modules.values())
+    return frozenset(Path(name) for name in names if name)
 
 
 @functools.cache

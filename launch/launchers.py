@@ -7,7 +7,6 @@ reads a hostfile; srun starts torchrun on every node of a Slurm job.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
@@ -41,9 +40,6 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _PORTS = (10_000, 32_768)
 """Where free ports are looked for: lower ones belong to services, higher ones to the kernel."""
-_MOST_KEPT = 64
-_kept: list[socket.socket] = []
-"""Names that keep the ports of the last calls from other processes of this project."""
 
 
 @dataclass(frozen=True)
@@ -65,75 +61,14 @@ def free_port() -> int:
     """Return a TCP port that nobody listens on now.
 
     The kernel would give one of its own range, and give it again to any process that asks before
-    the ranks, which start seconds later, listen on it. So it is drawn from below that range, and
-    no other call gives it as long as this process lives.
+    the ranks, which start seconds later, listen on it. So it is drawn from below that range.
     """
     for port in [*(SystemRandom().randrange(*_PORTS) for _ in range(20)), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
-            _keep(found)
             return found
     raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
-
-
-def _keep(port: int) -> None:
-    """Take a name of Linux's for a port; an error if somebody has it."""
-    name = socket.socket(socket.AF_UNIX)
-    try:
-        name.bind(f"\0deep_optimizer_states/port/{port}")
-    except OSError:
-        name.close()
-        raise
-    _kept.append(name)
-    atexit.register(name.close)
-    if len(_kept) > _MOST_KEPT:
-        _kept.pop(0).close()
-
-
-def ranks_command(program: Program, num_ranks: int, port: int) -> list[str]:
-    """Start ``program`` on this machine: plainly for one rank, under torchrun for more."""
-    if num_ranks == 1:
-        return [sys.executable, *program.words]
-    nproc, master_port = f"--nproc-per-node={num_ranks}", f"--master-port={port}"
-    return [*_TORCHRUN, nproc, master_port, *program.words]
-
-
-def ranks_environment(base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
-    """Return the environment of a run whose ranks are all on this machine.
-
-    What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
-    """
-    environment = node_environment(base, num_ranks)
-    environment["MASTER_ADDR"] = "127.0.0.1"
-    environment["MASTER_PORT"] = str(port)
-    if num_ranks == 1:
-        environment.update(
-            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NODE_RANK="0"
-        )
-    return environment
-
-
-def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str, str]:
-    """Return the caller's environment, with what DeepSpeed and OpenMP need on any machine.
-
-    Args:
-        base: the caller's environment; its ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR`` stay.
-        num_local_ranks: ranks on this machine, at least 1.
-    """
-    environment = dict(base)
-    # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_local_ranks)))
-    environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
-    # The environment's own ninja before the system's: another version of it builds every op anew.
-    own_tools = str(Path(sys.executable).parent)
-    environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
-    # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    environment["PYTHONUNBUFFERED"] = "1"
-    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
 
 
 def extensions_folder(environment: Mapping[str, str]) -> Path:
@@ -204,10 +139,31 @@ class Launcher:
         return int(self.rdzv_endpoint.rpartition(":")[2]) if self.rdzv_endpoint else free_port()
 
     def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
-        """Return the environment of what is started here."""
+        """Return the environment of what is started here, over the caller's own.
+
+        What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
+        """
+        environment = dict(base)
+        here = self._shares(num_ranks)[1] if self.is_far else num_ranks
+        # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // here)))
+        environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
+        # The environment's own ninja before the system's: another version of it builds every op
+        # anew.
+        own_tools = str(Path(sys.executable).parent)
+        environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
+        # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        environment["PYTHONUNBUFFERED"] = "1"
+        paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self.is_far:
-            return node_environment(base, self._shares(num_ranks)[1])
-        return ranks_environment(base, num_ranks, port)
+            return environment
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if num_ranks == 1:
+            one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+            environment |= {**one, "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
+        return environment
 
     def command(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> list[str]:
         """Return the one command that starts a run of ``program``.
@@ -227,11 +183,13 @@ class Launcher:
             return self._srun(program, num_ranks, port)
         if self.is_far:
             return self._torchrun(program, num_ranks)
+        torchrun = [*_TORCHRUN, f"--nproc-per-node={num_ranks}"]
         if link_mbit:
-            torchrun = [*_TORCHRUN, f"--nproc-per-node={num_ranks}"]
             torchrun += [f"--master-addr={links.BRIDGE_ADDRESS}", f"--master-port={port}"]
             return links.command_behind_links(torchrun, program.words, link_mbit)
-        return ranks_command(program, num_ranks, port)
+        if num_ranks == 1:
+            return [sys.executable, *program.words]
+        return [*torchrun, f"--master-port={port}", *program.words]
 
     def elsewhere(self, command: list[str], environment: Mapping[str, str]) -> list[str]:
         """Return the lines of shell that the user runs on the other machines; torchrun's alone.

@@ -6,7 +6,6 @@ next call reads from them what is still to do. How a run ended is written even o
 
 from __future__ import annotations
 
-import enum
 import errno
 import json
 import os
@@ -50,8 +49,6 @@ class Driver:
     pid: int
     started: float
     """Start of the process, in s since the epoch, as the kernel has it."""
-    boot_id: str
-    """Of the kernel's run."""
     host: str
     token: str = ""
     """Marks the processes of its run in their environment, see :mod:`launch.process.supervise`."""
@@ -60,7 +57,7 @@ class Driver:
     def this_process(cls, token: str = "") -> Self:
         """Return the process that asks."""
         started = psutil.Process().create_time()
-        return cls(os.getpid(), started, _boot_id(), socket.gethostname(), token)
+        return cls(os.getpid(), started, socket.gethostname(), token)
 
     @classmethod
     def read(cls, value: object) -> Self | None:
@@ -78,7 +75,7 @@ class Driver:
     @property
     def is_alive(self) -> bool:
         """Whether it still runs on this machine."""
-        if self.is_elsewhere or self.boot_id != _boot_id():
+        if self.is_elsewhere:
             return False
         try:
             process = psutil.Process(self.pid)
@@ -87,13 +84,6 @@ class Driver:
             return bool(abs(process.create_time() - self.started) < 1.0)
         except psutil.Error:
             return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -327,17 +317,6 @@ def _is_alive(driver: Driver | None, folder: Path) -> bool:
     return time.time() - max(times, default=0.0) < SILENCE_S
 
 
-class Choice(enum.StrEnum):
-    """Which points of a sweep to run."""
-
-    MISSING = "missing"
-    """All that are not done: what failed is tried again."""
-    AGAIN = "again"
-    """All, done or not."""
-    KEEP = "keep"
-    """All that are not done, be it with older code, other versions or processors."""
-
-
 @dataclass(frozen=True)
 class Decision:
     """Whether to run a point now, and why."""
@@ -350,29 +329,28 @@ class Decision:
 def decide(
     keys: tuple[str, str, int],
     records: Sequence[Record],
-    choice: Choice,
+    again: bool,
     setup: Mapping[str, Any],
 ) -> Decision:
     """Decide whether a point is to be run, after earlier runs of which the newest is last.
 
     ``keys`` are its point key, the setup key of this call, which is of ``setup``, and the repeat.
+    ``again`` runs what is done as well.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
     running = [r for r in own if r.status == "running"]
     if running:
         return Decision(False, f"is running now ({running[-1].where})")
-    if choice is Choice.AGAIN:
+    if again:
         return Decision(True, "--again" if own else "")
     good = [r for r in own if r.status == "ok"]
     done = [r for r in good if r.setup_key == setup_key]
     if done:
         return Decision(False, f"done before ({done[-1].where})")
     if good:
-        changed, where = older(good[-1], setup_key, setup), good[-1].where
-        if choice is Choice.KEEP:
-            return Decision(False, f"kept ({where}): {changed}")
-        return Decision(True, f"{changed} (since {where}; --keep accepts it)")
+        changed = older(good[-1], setup_key, setup)
+        return Decision(True, f"{changed} (since {good[-1].where})")
     if own:
         return Decision(True, f"{own[-1].status} before ({own[-1].where})")
     settings = point_key.partition("-")[0]

@@ -47,7 +47,7 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     Raises:
         ConfigError: an option is wrong, or the machine is too small.
     """
-    [point], data = with_data([point], given)
+    [point], data = with_data([point])
     options, machine = RunOptions.of(given, SINGLE_RUNS, study), fit.probe_machine()
     [point], reasons = fit.in_fast_type([point], machine, options)
     for line in (data, fit.DTYPE_TEXT if reasons else ""):
@@ -60,7 +60,7 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     memory_check = not given.no_memory_check and not options.launcher.is_far
     fit.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
-    with options.turn(point, say):
+    with options.turn(say):
         outcome = execute(task, options)
     say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:

@@ -33,7 +33,6 @@ from launch.fit import (
 )
 from launch.launchers import TORCHRUN
 from launch.listing import listing
-from launch.records import Choice
 from launch.simulate.command import Simulation, simulate_sweep
 from launch.sweep_runner import (
     Plan,
@@ -67,7 +66,7 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     else:
         is_tiny = sweep.model != small and not has_gpu
     sweep, found = _sized(sweep, given, is_tiny, room)
-    points, data = with_data(found, given)
+    points, data = with_data(found)
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)
@@ -176,21 +175,14 @@ def build_parser(study: Study) -> Parser:
     minutes = partial(duration, "minutes")
     left = "start no run that is not likely to end within so many minutes from now"
     what.add_argument("--minutes", type=minutes, metavar="N", help=left)
-    _add_choices(parser)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--again", action="store_true", help="everything, done or not")
+    choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
+    parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
     _add_simulation_options(parser)
     cli.add_run_options(parser, echo=False)
     cli.add_field_options(parser, study, left_out=cli.NOT_OF_SWEEPS)
     return parser
-
-
-def _add_choices(parser: Parser) -> None:
-    choice = parser.add_mutually_exclusive_group()
-    again, keep = "everything, done or not", "results of older code stay, marked as such"
-    for value, text in ((Choice.AGAIN, again), (Choice.KEEP, keep)):
-        one = partial(choice.add_argument, f"--{value}", dest="choice", help=text)
-        one(action="store_const", const=value)
-    choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
-    parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
 
 
 def _add_simulation_options(parser: Parser) -> None:
@@ -249,7 +241,7 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
         if line:
             say(line)
     request = Request(
-        choice=given.choice or Choice.MISSING,
+        again=given.again,
         chosen=None if len(names) == len(plan.points) else frozenset(names),
         shared=tuple(other.folder for other in plans) if given.all else (),
         # The hosts of a far run are not this one.

@@ -20,11 +20,10 @@ from configs.sweep import Sweep
 from launch.execute import Outcome, RunOptions, Task, execute
 from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
 from launch.process.supervise import end_leftovers
-from launch.process.watch import duration_text, showing_progress
+from launch.process.watch import duration_text
 from launch.records import (
     INTERRUPTED,
     SCHEMA_VERSION,
-    Choice,
     Decision,
     Record,
     RunFolder,
@@ -74,7 +73,8 @@ class Plan:
 class Request:
     """Which of a plan's runs to do."""
 
-    choice: Choice = Choice.MISSING
+    again: bool = False
+    """Whether to run what is done as well."""
     chosen: frozenset[str] | None = None
     """Names of points; None for all."""
     shared: tuple[Path, ...] = ()
@@ -155,7 +155,7 @@ class _Call:
             head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
             if self._decision(task, head) is None:
                 continue
-            with self.plan.options.turn(task.point, partial(_say, head)):
+            with self.plan.options.turn(partial(_say, head)):
                 # While we waited, another call may have run it.
                 if not (decision := self._decision(task, head)):
                     continue
@@ -177,7 +177,7 @@ class _Call:
     def _decision(self, task: Task, head: str) -> Decision | None:
         """The decision to run a task now; None, which is said and counted, to leave it out."""
         records = self._records()
-        decision = decide(task.keys, records, self.request.choice, task.setup)
+        decision = decide(task.keys, records, self.request.again, task.setup)
         if not decision.run:
             self.progress.skipped += 1
             say(f"{head}: {decision.why}")
@@ -214,11 +214,8 @@ class _Call:
         options, progress = self.plan.options, self.progress
         limits_s = [s for s in (options.timeout_s, self._left_s()) if s is not None]
         options = replace(options, timeout_s=min(limits_s, default=None))
-        iterations = task.point.iterations
         try:
-            outcome = execute(
-                task, options, lambda folder: showing_progress(head, iterations, folder.metrics)
-            )
+            outcome = execute(task, options)
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1
@@ -245,10 +242,10 @@ class _Call:
         It has the turn, is no failure of this call, and index and report are to have it.
         """
         keys = {record.point_key for record in self._records() if record.status == "running"}
-        running = [task.point for task in self.tasks if task.point_key in keys]
-        for point in (point for point in running if self.request.asks(point.name)):
-            with self.plan.options.turn(point, say):
-                return
+        running = [task.point.name for task in self.tasks if task.point_key in keys]
+        if any(map(self.request.asks, running)):
+            with self.plan.options.turn(say):
+                pass
 
 
 def _say(head: str, line: str) -> None:
@@ -293,7 +290,7 @@ def _decisions(plan: Plan, request: Request, tasks: Sequence[Task]) -> dict[str,
     found: dict[str, list[Decision]] = {}
     for task in tasks:
         if request.asks(task.point.name):
-            one = decide(task.keys, records, request.choice, task.setup)
+            one = decide(task.keys, records, request.again, task.setup)
             found.setdefault(task.point.name, []).append(one)
     return found
 

@@ -1,8 +1,7 @@
 """One measurement at a time: runs of several drivers on one machine take turns.
 
 The turn is the kernel's lock on one file of the machine. The kernel gives it back when its holder
-ends in whatever way, so that no stale lock is ever left; what the file says serves the wait line
-alone.
+ends in whatever way, so that no stale lock is ever left.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
-
-from configs.files import printable
 
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
@@ -25,26 +21,23 @@ LOOK_S = 0.5
 
 
 @contextlib.contextmanager
-def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
-    """Wait until nobody else measures on this machine; the block is our turn to measure ``what``.
+def turn(say: Callable[[str], object], share: bool = False) -> Iterator[None]:
+    """Wait until nobody else measures on this machine; the block is our turn.
 
     ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
-    file = None if share else _open(say)
-    if file is None:
+    lock = None if share else _open(say)
+    if lock is None:
         yield
         return
-    with file:
-        _wait(file, say)
-        user = os.environ.get("USER") or os.getuid()
-        _describe(file, f"process {os.getpid()} of {user} measures {what}")
-        try:
-            yield
-        finally:
-            _describe(file, "")
+    try:
+        _wait(lock, say)
+        yield
+    finally:
+        os.close(lock)
 
 
-def _open(say: Callable[[str], object]) -> IO[str] | None:
+def _open(say: Callable[[str], object]) -> int | None:
     """The lock's file, made for all users; None, with a line of why, where it cannot be had."""
     given = os.environ.get(LOCK_VARIABLE)
     path = Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
@@ -53,38 +46,20 @@ def _open(say: Callable[[str], object]) -> IO[str] | None:
             # In /tmp the kernel may refuse to open for creation what another user has made.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
             path.chmod(0o666)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+", encoding="utf-8")
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         say(f"{path}: {error.strerror}; runs of others at the same time would not be noticed")
         return None
 
 
-def _wait(file: IO[str], say: Callable[[str], object]) -> None:
+def _wait(lock: int, say: Callable[[str], object]) -> None:
     waits = False
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if not waits:
-                say(f"waits for its turn: {_holder(file)}; --share measures beside it")
+                say("waits for its turn: another call measures here; --share measures beside it")
             waits = True
             time.sleep(LOOK_S)
-
-
-def _describe(file: IO[str], text: str) -> None:
-    """Leave word of our turn; a full disk loses it and nothing else."""
-    with contextlib.suppress(OSError):
-        file.seek(0)
-        file.truncate()
-        file.write(text)
-        file.flush()
-
-
-def _holder(file: IO[str]) -> str:
-    """Who has the turn, as its file says; anybody may have written there."""
-    text = ""
-    with contextlib.suppress(OSError, ValueError):
-        file.seek(0)
-        text = printable(file.read(4096))
-    return text or "another process measures on this machine"

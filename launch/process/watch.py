@@ -1,4 +1,4 @@
-"""What shows how a run fares: growing files, whether it moves, stacks, kernel kills, progress.
+"""What shows how a run fares: growing files, whether it moves, stacks, kernel kills.
 
 A run's heartbeat is the growth of its log and of its ``metrics.jsonl``. The trainer answers SIGUSR1
 with the stacks of all its threads. SIGUSR1 ends a process that does not expect it, so it goes only
@@ -21,11 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
-
-from configs.cli import say
 
 POLL_S = 0.05
 """Seconds between two looks at processes and at the log that is copied."""
@@ -39,8 +36,6 @@ SLOWEST_FACTOR = 20.0
 """Longest silence in slowest iterations so far."""
 LOOK_S = 0.5
 """Seconds between two looks at a run's files."""
-SHOW_S = 60.0
-"""Seconds between two lines of progress."""
 NOTE = "[launch] "
 """How every line begins that the launcher adds to a run's log."""
 ANSWER_S = 5.0
@@ -82,15 +77,6 @@ class GrowingFile:
         self._position += len(text)
         *lines, self._part = (self._part + text).split(b"\n")
         return lines
-
-
-def iteration_event(line: bytes) -> dict[str, Any] | None:
-    """Return the fields of an ``iteration`` event of ``metrics.jsonl``; None for any other line."""
-    with contextlib.suppress(ValueError):
-        event = json.loads(line)
-        if isinstance(event, dict) and event.get("event") == "iteration":
-            return event
-    return None
 
 
 @contextlib.contextmanager
@@ -193,8 +179,11 @@ def _ms_in_log(line: bytes) -> float | None:
 
 
 def _ms_in_metrics(line: bytes) -> float | None:
-    event = iteration_event(line)
-    if event is None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or event.get("event") != "iteration":
         return None
     took = event.get("iteration_ms")
     return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
@@ -281,36 +270,9 @@ def count_oom_kills() -> int | None:
     return int(match[1]) if match else None
 
 
-def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
-    """Return ``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
-    if newest is None:
-        return "starting"
-    loss, took_ms = newest.get("loss"), newest.get("iteration_ms")
-    parts = [f"iteration {newest.get('iteration')} of {iterations}"]
-    if isinstance(took_ms, int | float):
-        parts.append(f"{took_ms / 1000:.3g} s each")
-    is_number = isinstance(loss, int | float)
-    parts.append(f"loss {loss:.4f}" if is_number else f"loss {newest.get('loss_text', 'none')}")
-    return ", ".join(parts)
-
-
 def duration_text(seconds: float) -> str:
     """Return ``45 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-def showing_progress(head: str, iterations: int, metrics: Path) -> AbstractContextManager[None]:
-    """Say once a minute how far a run is, until the block ends; lines begin with ``head``."""
-    return meanwhile(partial(_show, head, iterations, metrics))
-
-
-def _show(head: str, iterations: int, metrics: Path, ended: threading.Event) -> None:
-    file, newest = GrowingFile(metrics), None
-    while not ended.wait(SHOW_S):
-        for line in file.new_lines():
-            newest = iteration_event(line) or newest
-        with contextlib.suppress(OSError):
-            say(f"{head}: {progress_text(newest, iterations)}")

@@ -73,9 +73,9 @@ class Simulation:
         """
         if given.machine is None:
             raise ConfigError("--simulate: name a machine with --machine, as in --machine h100x4")
-        if given.choice is not None or given.report_only:
+        if given.again or given.report_only:
             raise ConfigError(
-                "--simulate predicts every point anew: leave out --again, --keep and --report-only"
+                "--simulate predicts every point anew: leave out --again and --report-only"
             )
         try:
             profile = load_machine(given.machine)

@@ -152,13 +152,21 @@ class Recorder:
             fields["loss_text"] = str(iteration.loss)
         self.event("iteration", fields)
 
-    def evaluation(self, iteration: int, loss: float, accuracy: float | None = None) -> None:
+    def evaluation(
+        self,
+        iteration: int,
+        loss: float,
+        accuracy: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
         """Write an evaluation down: of a classifier with its accuracy, else with a perplexity."""
         fields = {"iteration": iteration, "loss": finite_or_none(loss)}
         if accuracy is None:
             end = f"lm loss PPL: {_loss_text(perplexity(loss))}"
             fields["perplexity"] = finite_or_none(perplexity(loss))
             fields["tokens"] = self._point.eval_iterations * self._tokens_per_batch
+            samples = self._point.eval_iterations * self._point.global_batch_size
+            fields["samples_per_s"] = samples / seconds if seconds else None
         else:
             end = f"accuracy: {accuracy:.4f}"
             fields["accuracy"] = accuracy

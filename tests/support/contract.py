@@ -42,7 +42,6 @@ HELP = {
             "launch.run",
             "launch.sweep",
             "launch.export",
-            "launch.evaluate",
             "parse",
             "parse diagnose",
             "parse.report",

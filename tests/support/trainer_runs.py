@@ -121,7 +121,7 @@ def train_together(
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """What the worker found out of a run, with its losses, norms and evaluations."""
+    """What the worker found out of a run, with its losses, norms and evaluations, without times."""
     result = json.loads((folder / "result.json").read_text())
     events = events_of(folder) if "digests" in result else []
     trained = [event for event in events if event["event"] == "iteration"]
@@ -129,7 +129,11 @@ def result_of(folder: Path) -> dict[str, Any]:
         **result,
         "losses": [event["loss"] for event in trained],
         "norms": [event["grad_norm"] for event in trained],
-        "evaluations": [event for event in events if event["event"] == "evaluation"],
+        "evaluations": [
+            {name: value for name, value in event.items() if name != "samples_per_s"}
+            for event in events
+            if event["event"] == "evaluation"
+        ],
     }
 
 

@@ -37,13 +37,6 @@ def test_every_shipped_point_is_valid(path):
     assert make_point(read_toml(path)).num_ranks >= 1
 
 
-def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():
-    stem = "log-7B-tp1-dp1-l32-h4096-a32-sl2048-gbs1-mbs1-ratio1-subg10000000-prefetch"
-    points = STUDY.files("points")
-    names = [make_point(read_toml(points[n])).log_name for n in ("7B", "7B-hybrid")]
-    assert names == [f"{stem}0-flush_async0-opt_gaps0.log", f"{stem}1-flush_async1-opt_gaps2.log"]
-
-
 def test_a_log_name_tells_stages_and_links_apart():
     fields = {"model": "tiny", "dp": 4, "global_batch_size": 8}
     plain, staged = (

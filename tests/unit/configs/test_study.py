@@ -5,7 +5,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.naming import Namer, flat
 from configs.study import default_study, load_study, study_from, study_names
-from configs.sweep import load_sweep, make_sweep, sweep_names
+from configs.sweep import load_sweep, sweep_names
 
 STUDY = """
 title = "buckets"
@@ -87,26 +87,6 @@ def test_a_study_says_what_a_point_may_have(make):
         study.make_point({"model": "small", "engine": "overlapped", "depth": 9})
     with pytest.raises(ConfigError, match="depth 3 has no meaning for engine 'plain'"):
         study.make_point({"model": "small", "depth": 3})
-
-
-def test_its_points_are_named_by_what_varies_in_it(make):
-    study = load_study(make())
-    sweep = make_sweep(
-        {
-            "name": "s",
-            "model": "small",
-            "grid": {"bucket_numel": [600_000, 1_200_000]},
-            "engines": [{"engine": "plain"}, {"engine": "overlapped", "depth": [1, 2]}],
-        },
-        study,
-    )
-    names = [point.name for point in sweep.points(None)]
-    assert names[0] == "small bucket 600k plain"
-    assert names[-1] == "small bucket 1.2M overlapped depth 2"
-    assert len(set(names)) == 6
-    namer = Namer(study)
-    last = flat(sweep.points(None)[-1])
-    assert namer.engine(last) == "overlapped depth 2"
 
 
 def test_a_point_of_a_study_has_a_log_name_with_its_fields(make):

@@ -4,12 +4,10 @@ import json
 import numpy as np
 import pytest
 
-from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
-from launch.cli import add_run_options
 from launch.data import data_prefix, data_record, data_words, look_at, with_data
 from launch.execute import RunOptions, Task
 from launch.identity import data_facts, point_key
@@ -17,6 +15,7 @@ from launch.run import main as run_main
 
 TINY = make_point({"model": "tiny", "device": "cpu"})
 LARGE = make_point({"model": "7B", "device": "cpu"})
+DRY = ["--dry-run", "--device", "cpu"]
 
 
 def make(folder):
@@ -35,13 +34,6 @@ def write_pair(prefix, largest=999, vocab_size=1000, manifest=None):
         path = prefix.with_name(f"{prefix.name}.manifest.json")
         path.write_text(json.dumps({"prefix": prefix.name, "vocab_size": manifest}))
     return prefix
-
-
-def given(*words):
-    parser = Parser("test", "")
-    parser.add_argument("--data-prefix")
-    add_run_options(parser, echo=False)
-    return parser.read(words)
 
 
 @pytest.fixture
@@ -120,8 +112,6 @@ def test_a_pair_that_is_not_its_manifests_is_refused_before_it_is_trained_on(
     damage(prefix.with_name(f"own{end}"))
     with pytest.raises(ConfigError, match=rf"own\{end} is damaged: {message}"):
         Task.each([point], options)
-    with pytest.raises(ConfigError, match=rf"own\{end} is damaged"):
-        with_data([TINY], given("--data", str(prefix)))
     words = ["tiny", *DRY, "--data-prefix", str(prefix)]
     with pytest.raises(ConfigError, match=rf"own\{end} is damaged"):
         run_main(words)
@@ -168,30 +158,12 @@ def test_data_that_changed_in_place_is_read_again(tmp_path):
     assert data_record(prefix)[".bin"] != before[".bin"]
 
 
-def test_a_pair_of_the_users_own_is_chosen(tmp_path, monkeypatch):
-    write_pair(tmp_path / "own")
-    monkeypatch.chdir(tmp_path)
-    [point], line = with_data([TINY], given("--data", "own.bin"))
-    assert point.data_prefix == str(tmp_path / "own")
-    assert line.startswith(f"data: own ({tmp_path / 'own'}), 3,000 tokens, SHA-256 ")
-
-
-@pytest.mark.parametrize(
-    ("words", "manifest", "message"),
-    [
-        ("--data {}", 9000, r"needs a vocabulary of 9000, but model\.vocab_size = 8192"),
-        ("--data {}x", None, r"neither embedded nor oscar-1gb, and there is no file .*x\.bin"),
-        ("--data {}/../bad", None, "not an index of Megatron's"),
-        ("--data {} --data-prefix {}", None, "leave out --data-prefix or --data"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_refused_by_name(tmp_path, words, manifest, message):
-    prefix = write_pair(tmp_path / "a" / "own", manifest=manifest)
-    (tmp_path / "a" / "own").mkdir()
-    for end in (".bin", ".idx"):
-        (tmp_path / "a" / f"bad{end}").write_text("no index, but long enough to be one")
+def test_files_that_are_not_there_are_named(tmp_path):
+    prefix = write_pair(tmp_path / "own")
+    assert data_prefix(f"{prefix}.bin") == data_prefix(str(prefix)) == str(prefix)
+    message = r"x': neither embedded nor oscar-1gb, and there is no file .*x\.bin"
     with pytest.raises(ConfigError, match=message):
-        with_data([TINY], given(*words.format(prefix, prefix).split()))
+        data_prefix(f"{prefix}x")
 
 
 def test_data_of_a_point_is_held_against_its_model_before_it_runs(tmp_path):
@@ -215,31 +187,25 @@ def test_other_data_make_another_point(tmp_path):
 
 
 def test_full_size_models_take_the_papers_corpus_where_it_is_prepared(oscar):
-    points, line = with_data([LARGE, TINY], given())
-    assert [point.data_prefix for point in points] == [str(oscar), ""]
+    points, line = with_data([LARGE, TINY])
+    assert [point.data_prefix for point in points] == ["oscar-1gb", ""]
+    assert data_prefix("oscar-1gb") == str(oscar)
     assert line.startswith("data: oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 ")
-    own = LARGE.model_copy(update={"data_prefix": "/mine"})
-    assert with_data([own], given()) == ([own], "")
-    assert with_data([LARGE], given("--data", "embedded"))[0] == [LARGE]
+    for own in ("/mine", "embedded"):
+        given = LARGE.model_copy(update={"data_prefix": own})
+        assert with_data([given]) == ([given], "")
 
 
 def test_a_full_size_model_on_the_embedded_corpus_is_said_plainly(cache):
     with pytest.raises(ConfigError, match="make dataset-oscar"):
-        with_data([LARGE], given("--data", "oscar-1gb"))
-    assert with_data([LARGE], given()) == ([LARGE], data.UNPREPARED)
-    assert with_data([TINY], given()) == ([TINY], "")
+        data_prefix("oscar-1gb")
+    assert with_data([LARGE]) == ([LARGE], data.UNPREPARED)
+    assert with_data([TINY]) == ([TINY], "")
 
 
-def test_a_corpus_whose_preparation_was_cut_short_is_not_taken(oscar):
-    oscar.with_name(f"{oscar.name}.manifest.json").unlink()
-    assert with_data([LARGE], given()) == ([LARGE], data.UNPREPARED)
-
-
-def test_the_papers_corpus_must_be_prepared_and_fit(cache, oscar):
+def test_the_papers_corpus_must_fit(oscar):
     with pytest.raises(ConfigError, match=r"8192.*--model\.vocab-size 50257"):
-        with_data([TINY], given("--data", "oscar-1gb"))
-    roomy = make_point({"model": {**TINY.model.model_dump(), "vocab_size": 50_257}})
-    assert with_data([roomy], given("--data", "oscar-1gb"))[0][0].data_prefix == str(oscar)
+        run_main(["tiny", *DRY, "--data-prefix", "oscar-1gb"])
 
 
 def test_the_embedded_corpus_is_found_once_it_is_made(cache):
@@ -253,29 +219,17 @@ def test_the_embedded_corpus_is_found_once_it_is_made(cache):
     assert "tokens, SHA-256 " in words
 
 
-DRY = ["--dry-run", "--device", "cpu"]
-
-
-def dry_run_of(main, *words, capsys):
-    assert main([*words]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("size", ["tiny", "full"])
 def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, capsys):
     own = write_pair(tmp_path / "own", manifest=1000)
     words = [*DRY, "--size", size, "--results-dir", str(tmp_path / "r")]
     words += ["--model.vocab-size", "50257"] + (["--model", "7B"] if size == "full" else [])
+    digest = data_facts(str(own))[".bin"]["sha256"]
     for chosen, expected in (
-        (
-            ["--data", str(own)],
-            f"own ({own}), 3,000 tokens, SHA-256 {data_facts(str(own))['.bin']['sha256']}",
-        ),
-        (["--data", "oscar-1gb"], "oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 "),
-        (["--data", "embedded"], "embedded (documentation that Python ships), made when"),
-        (["--data-prefix", str(own)], f"own ({own}), 3,000 tokens"),
+        (str(own), f"own ({own}), 3,000 tokens, SHA-256 {digest}"),
+        ("oscar-1gb", "oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 "),
+        ("embedded", "embedded (documentation that Python ships), made when"),
     ):
-        out = dry_run_of(sweep.main, *words, *chosen, capsys=capsys)
-        assert out.count(f"\ndata     {expected}") == 3
-        assert out.startswith(f"data: {expected}") == (chosen[0] == "--data")
+        assert sweep.main([*words, "--data-prefix", chosen]) == 0
+        assert capsys.readouterr().out.count(f"\ndata     {expected}") == 3
     assert not (tmp_path / "r").exists()

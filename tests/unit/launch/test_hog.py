@@ -9,9 +9,7 @@ import psutil
 import pytest
 from processes import is_alive, wait_for
 
-from configs.errors import ConfigError
 from launch import hog
-from launch.hog import main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -114,18 +112,3 @@ def test_a_full_disk_is_said_and_the_share_still_held(start, tmp_path):
     assert b"could not be written" in process.stderr.readline()
     process.terminate()
     assert process.wait() == 0
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--share", "0", "--device", "cpu"],
-        ["--share", "1", "--device", "cpu"],
-        ["--share", "nan", "--device", "cpu"],
-        ["--share", "0.5", "--device", "cuda"],
-        ["--share", "0.5", "--device", "tpu:0"],
-    ],
-)
-def test_wrong_words_are_refused(words):
-    with pytest.raises(ConfigError, match=": give "):
-        main([*words, "--out", "x"])

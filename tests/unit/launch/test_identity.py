@@ -79,7 +79,7 @@ def checkout(tmp_path, monkeypatch):
 
 def forget():
     """Look at the files anew, as another process does."""
-    for function in (module._imported, module._files_of, module._hash):
+    for function in (module._files_of, module._hash):
         function.cache_clear()
 
 

@@ -10,12 +10,11 @@ from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from deep_optimizer_states.core.host import usable_cores
-from launch import cli, launchers
+from launch import cli
 from launch.launchers import (
     Launcher,
     Program,
     free_port,
-    ranks_environment,
 )
 from launch.links import BRIDGE_ADDRESS
 
@@ -214,7 +213,7 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
 
 def test_the_environment_is_the_users_with_what_ranks_need_before_it():
     given = {"PYTHONPATH": "/mine", "PATH": "/usr/bin"}
-    made = ranks_environment(given, 2, 1)
+    made = launcher().environment(given, 2, 1)
     assert made["PYTHONPATH"].split(":") == [str(ROOT), str(ROOT / "src"), "/mine"]
     assert made["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
     assert made["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
@@ -225,7 +224,7 @@ def test_the_environment_is_the_users_with_what_ranks_need_before_it():
         "TORCH_EXTENSIONS_DIR": "/x",
         "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
     }
-    assert own.items() <= ranks_environment(own, 2, 1).items()
+    assert own.items() <= launcher().environment(own, 2, 1).items()
 
 
 def test_a_free_port_can_be_bound_and_is_none_that_the_kernel_gives_to_others():
@@ -241,20 +240,3 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch):
         taken = server.getsockname()[1]
         monkeypatch.setattr("launch.launchers.SystemRandom.randrange", lambda *_: taken)
         assert free_port() != taken, "the kernel's, since all that were drawn are taken"
-
-
-def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
-    port = free_port()
-    code = "import sys; from launch import launchers; launchers._keep(int(sys.argv[1]))"
-
-    def take(number):
-        words = [sys.executable, "-c", code, str(number)]
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stderr
-
-    assert "Address already in use" in take(port)
-    monkeypatch.setattr(launchers.SystemRandom, "randrange", lambda *_: port)
-    assert free_port() != port, "the kernel's, since all that were drawn are taken"
-    for name in launchers._kept:
-        name.close()
-    launchers._kept.clear()
-    assert take(port) == ""

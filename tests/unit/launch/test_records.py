@@ -14,7 +14,6 @@ from configs.study import make_point
 from launch.ds_json import deepspeed_config
 from launch.identity import code_facts
 from launch.records import (
-    Choice,
     Driver,
     RunFolder,
     Status,
@@ -57,26 +56,27 @@ def folder(tmp_path):
     return make
 
 
-def ran(folder, choice=Choice.MISSING, keys=KEYS):
-    return decide(keys, read_records(folder.root), choice, {})
+def ran(folder, again=False, keys=KEYS):
+    return decide(keys, read_records(folder.root), again, {})
 
 
 @pytest.mark.parametrize(
-    ("before", "runs"),
+    ("before", "why", "again"),
     [
-        ([], {"missing": "", "keep": "", "again": ""}),
-        (["failed", "ok", "failed"], {"missing": None, "keep": None, "again": "--again"}),
-        (["interrupted"], dict.fromkeys(("missing", "keep"), "interrupted before (stem/run-001)")),
-        (["hang"], dict.fromkeys(("missing", "keep"), "hang before (stem/run-001)")),
+        ([], "", ""),
+        (["failed", "ok", "failed"], None, "--again"),
+        (["interrupted"], "interrupted before (stem/run-001)", "--again"),
+        (["hang"], "hang before (stem/run-001)", "--again"),
     ],
 )
-def test_what_is_run_after_what_was_run(folder, before, runs):
+def test_what_is_run_after_what_was_run(folder, before, why, again):
     for status in before:
         folder(status)
-    for choice, why in runs.items():
-        decision = ran(folder, Choice(choice))
-        done = "done before (stem/run-002)"
-        assert (decision.run, decision.why) == (why is not None, done if why is None else why)
+    done = "done before (stem/run-002)"
+    decision = ran(folder)
+    assert (decision.run, decision.why) == (why is not None, done if why is None else why)
+    decision = ran(folder, again=True)
+    assert (decision.run, decision.why) == (True, again)
 
 
 def facts(code="1", torch="2.13", cores=2):
@@ -105,12 +105,9 @@ def facts(code="1", torch="2.13", cores=2):
 def test_a_point_that_is_run_again_says_what_changed(folder, older, why):
     folder("ok", setup="older", provenance=older)
     records = read_records(folder.root)
-    decision = decide(KEYS, records, Choice.MISSING, facts())
+    decision = decide(KEYS, records, False, facts())
     assert decision.run
-    assert decision.why == f"{why} (since stem/run-001; --keep accepts it)"
-    kept = decide(KEYS, records, Choice.KEEP, facts())
-    assert not kept.run
-    assert kept.why == f"kept (stem/run-001): {why}"
+    assert decision.why == f"{why} (since stem/run-001)"
     assert is_older(records[0], "setup", facts()) == why
     assert is_older(records[0], "older", facts()) == ""
 
@@ -135,12 +132,12 @@ def asdict(driver):
 
 def test_a_run_whose_launcher_lives_is_left_alone(folder):
     folder("running", driver=asdict(Driver.this_process()))
-    decision = ran(folder, Choice.AGAIN)
+    decision = ran(folder, again=True)
     assert not decision.run
     assert "is running now" in decision.why
 
 
-@pytest.mark.parametrize("change", [{"pid": None}, {"started": 5.0}, {"boot_id": "another"}])
+@pytest.mark.parametrize("change", [{"pid": None}, {"started": 5.0}])
 def test_a_run_whose_launcher_is_gone_is_interrupted(folder, change):
     """Or is another process that has its number by now."""
     if "pid" in change:

@@ -122,15 +122,6 @@ def test_what_is_switched_off_in_the_json_is_no_reason_to_refuse(with_json, chan
     assert with_json(change).engine == "zero3"
 
 
-def test_a_model_that_is_built_otherwise_is_refused():
-    point = make_point(SEVEN)
-    gpt2 = point.model_copy(
-        update={"model": point.model.model_copy(update={"architecture": "gpt2"})}
-    )
-    with pytest.raises(WorkloadError, match=r"model = '7B': .* GPTs with SwiGLU, RMSNorm"):
-        predict(workload_of(gpt2), load_machine("h100x4"))
-
-
 def test_shaped_links_are_refused():
     point = make_point({**SEVEN, "dp": 2, "global_batch_size": 32, "link_mbit": 20})
     with pytest.raises(WorkloadError, match=r"link_mbit = 20: .* links as they are"):

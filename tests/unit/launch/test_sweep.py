@@ -153,12 +153,6 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
     assert "; the time of 1 is not known and not in it)" in out
 
 
-def test_all_sweeps_can_be_dry_run(tmp_path, capsys):
-    words = ["--all", "--only", "vanilla", "--dry-run", "--results-dir", str(tmp_path)]
-    assert main([*words, "--size", "full", "--model", "7B"]) == 0
-    assert capsys.readouterr().out.count("\npoint    7B ") > 8
-
-
 def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
     slow = Machine(20 * GIB, half_types=frozenset)
     monkeypatch.setattr(run_command.fit, "probe_machine", lambda: slow)

@@ -15,7 +15,7 @@ from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module, sweep_runner
 from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Machine
 from launch.process.turn import LOCK_VARIABLE
-from launch.records import Choice, Driver, Status
+from launch.records import Driver, Status
 from launch.sweep import dry_run, main
 from launch.sweep_runner import Request, run_all
 from parse.records import LogError
@@ -65,9 +65,7 @@ def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, mon
     run_all(plan(fake_trainer("ok")), Request())
     assert "[1/3] tiny vanilla: started\n" in capsys.readouterr().out
     code["launch/trainer/loop.py"] = "1"
-    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.KEEP))
-    assert (kept.ok, kept.skipped) == (0, 3)
-    assert "[1/3] tiny vanilla: kept (log-" in capsys.readouterr().out
+    run_all(plan(fake_trainer("ok")), Request(chosen=frozenset()))
     runs = index_of(plan(fake_trainer("ok")))["runs"]
     assert [run["older"] for run in runs] == [why] * 3
     progress = run_all(plan(fake_trainer("ok")), Request())
@@ -78,8 +76,8 @@ def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, mon
 
 def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
     the_plan = plan(fake_trainer("ok"))
-    for choice in (Choice.MISSING, Choice.AGAIN):
-        run_all(the_plan, Request(choice=choice))
+    for again in (False, True):
+        run_all(the_plan, Request(again=again))
     index = index_of(the_plan)
     assert (index["schema_version"], index["name"]) == (2, "basic")
     assert [run["name"] for run in index["runs"]] == NAMES
@@ -163,7 +161,7 @@ def test_with_too_little_time_left_a_point_is_left_out_and_says_so(
     assert run_all(the_plan, request).ok == 3
     # Their times are known now; so many seconds are left as no run takes.
     clock.s = 10_000 - 1e-9
-    progress = run_all(the_plan, replace(request, choice=Choice.AGAIN))
+    progress = run_all(the_plan, replace(request, again=True))
     assert (progress.ok, progress.unfit, progress.failed) == (0, 3, 0)
     assert "left out: it takes about" in capsys.readouterr().out.splitlines()[-1]
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "ok", "ok"]
@@ -175,7 +173,7 @@ def test_a_rough_estimate_gives_way_to_the_runs_of_this_call(
     monkeypatch.setattr(sweep_runner, "estimate", lambda *_: Estimate(5.0, "rough"))
     tasks = []
 
-    def executed(task, options, watch):
+    def executed(task, options):
         tasks.append(task)
         return SimpleNamespace(
             status=Status("ok", seconds=30.0),
@@ -192,7 +190,7 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypat
     the_plan = plan(fake_trainer("hang"))
     given = []
 
-    def executed(task, options, watch):
+    def executed(task, options):
         given.append(options.timeout_s)
         raise OSError("not started here")
 
@@ -305,21 +303,3 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer
     thread.join()
     assert (went[0].failed, went[0].skipped) == (0, 3)
     assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
-
-
-def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys):
-    def last_line(**changes):
-        points = [p.model_copy(update={n: f(i) for n, f in changes.items()})
-                  for i, p in enumerate(the_plan.points)]  # fmt: skip
-        dry_run(replace(the_plan, points=tuple(points)), NAMES, Request())
-        return capsys.readouterr().out.splitlines()[-1]
-
-    the_plan = plan(fake_trainer("ok"))
-    others = "--iterations N, or --minutes 5 (the runs that are likely to end by then)"
-    assert last_line(iterations=lambda _: 4000).endswith(f"; shorter: {others}")
-    found = last_line(iterations=lambda _: 4000, seed=lambda i: 7 + i)
-    assert f'; shorter: --only "seed 7" (one of 3 seeds), {others}' in found
-    assert "shorter" not in last_line()
-    assert main(["--study", "optimus-cc", "--device", "cpu", "--dry-run"]) == 0
-    found = capsys.readouterr().out.splitlines()[-1]
-    assert '; shorter: --only "seed 1" (one of 3 seeds, too few for the gate), ' in found

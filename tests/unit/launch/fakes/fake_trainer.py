@@ -1,6 +1,6 @@
 """Stands in the trainer's place to end a run in every way a run can end.
 
-``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``, ``stubborn``,
+``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``,
 ``stuck`` (in a Python function, after two iterations), ``stopped`` (rank 0 by SIGSTOP, after two),
 ``host-memory`` (a limit of its address space), ``allocator`` (torch's words), ``greedy`` (2 GiB of
 pages), ``full`` (the disk of its folder), ``nan``, ``frozen`` and ``falls`` (to the end, with such
@@ -46,9 +46,7 @@ def _end(how: str, folder: Path, run: dict, rank: str) -> None:
         raise ValueError("the trainer's own words")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how in ("hang", "stubborn"):
-        if how == "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how == "hang":
         child = subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
         )

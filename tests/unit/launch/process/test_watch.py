@@ -19,8 +19,6 @@ from launch.process.watch import (
     count_oom_kills,
     dump_stacks,
     duration_text,
-    progress_text,
-    showing_progress,
 )
 
 
@@ -205,31 +203,6 @@ def test_a_note_that_cannot_be_written_is_no_error(tmp_path):
 def test_the_kernels_count_of_killed_processes(monkeypatch, text, count):
     monkeypatch.setattr(module, "_proc_text", lambda name: text if name == "vmstat" else "")
     assert count_oom_kills() == count
-
-
-@pytest.mark.parametrize(
-    ("newest", "text"),
-    [
-        (None, "starting"),
-        (
-            {"iteration": 7, "iteration_ms": 251.0, "loss": 8.12345},
-            "iteration 7 of 20, 0.251 s each, loss 8.1235",
-        ),
-        ({"iteration": 7, "loss": None, "loss_text": "nan"}, "iteration 7 of 20, loss nan"),
-    ],
-)
-def test_progress_says_what_is_known(newest, text):
-    assert progress_text(newest, 20) == text
-
-
-def test_progress_is_said_while_the_block_lasts(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(module, "SHOW_S", 0.01)
-    monkeypatch.setattr(module, "say", said.append)
-    append(tmp_path / "metrics.jsonl", iteration(2, 500.0))
-    with showing_progress("[1/3] x", 20, tmp_path / "metrics.jsonl"):
-        wait_for(lambda: said)
-    assert said[0] == "[1/3] x: iteration 2 of 20, 0.5 s each, loss none"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_checkpoints_are_due_at_every_interval_and_at_the_end(
     )
     recorder = SimpleNamespace(
         iteration=seen["iteration"].append,
-        evaluation=lambda number, loss: seen["evaluation"].append(number),
+        evaluation=lambda number, loss, seconds: seen["evaluation"].append(number),
         checkpoint=lambda number, path: seen["checkpoint"].append(number),
         checkpoint_stall=lambda number, seconds: seen["checkpoint"].append(-number),
     )

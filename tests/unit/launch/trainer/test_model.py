@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Model, Point
-from launch.trainer.model import SdpaAttention, causal_mask, rotary_frequencies
+from launch.trainer.model import SdpaAttention, causal_mask
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=16)
 POINT = Point(model=MODEL, micro_batch_size=2, global_batch_size=2)
@@ -32,10 +32,3 @@ def test_sdpa_needs_no_mask_and_refuses_dropout():
     assert causal_mask(POINT.model_copy(update={"attention": "sdpa"}), CPU) is None
     with pytest.raises(ValueError, match="attention_dropout"):
         SdpaAttention(SimpleNamespace(attention_dropout=0.1))
-
-
-def test_rotary_frequencies_are_full_precision():
-    frequencies = rotary_frequencies(MODEL, CPU)
-    assert frequencies.dtype == torch.float32
-    expected = [10000 ** (-2 * k / 16) for k in range(8)]
-    assert frequencies.tolist() == pytest.approx(expected, rel=1e-6)
