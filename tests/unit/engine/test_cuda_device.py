@@ -6,17 +6,7 @@ import pytest
 import torch
 from cuda_memory import DeviceTensor, stand_in
 from engine_iterations import place, run_iterations
-from engine_updates import (
-    ADAM,
-    SCHEDULES,
-    TAIL,
-    first_scalars,
-    make_executor,
-    make_schedule,
-    make_subgroups,
-    make_work,
-    run_once,
-)
+from engine_updates import ADAM, SCHEDULES, TAIL, Setup, make_schedule, make_subgroups
 from turns import some
 
 from deep_optimizer_states.core.device import cuda
@@ -179,17 +169,16 @@ def test_a_race_is_found_by_repeating_a_sample_and_no_other_alarm_is_raised(
     monkeypatch, wait, name, stream
 ):
     def update_and_repeat_a_sample():
-        schedule = SCHEDULES[name]
         with stand_in() as runtime:
             device = CudaDevice(TAIL.mode)
             make_late(runtime, device, stream)
-            placed = place(device, schedule, make_subgroups())
+            placed = place(device, SCHEDULES[name], make_subgroups())
             for tensors in placed:
                 tensors.grad.fill_(0.25)
-            work = make_work(schedule, placed, first_scalars())
-            sample = Sample(work)
+            setup = Setup(SCHEDULES[name], device, placed)
+            sample = Sample(setup.work)
             try:
-                run_once(make_executor(schedule, device), schedule, work)
+                setup.update()
                 sample.compare(ADAM, 1)
             finally:
                 device.close()

@@ -9,15 +9,7 @@ import torch
 from cuda_memory import stand_in
 from cuda_runtime import Point
 from engine_iterations import place
-from engine_updates import (
-    TAIL,
-    first_scalars,
-    make_executor,
-    make_schedule,
-    make_subgroups,
-    make_work,
-    run_once,
-)
+from engine_updates import TAIL, Setup, make_schedule, make_subgroups
 
 from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
@@ -29,9 +21,7 @@ from deep_optimizer_states.errors import KernelError, UpdateError
 
 def run_with(device, policy="all-device"):
     schedule = make_schedule(policy, tile_numel=256)
-    executor = make_executor(schedule, device)
-    placed = place(device, schedule, make_subgroups())
-    run_once(executor, schedule, make_work(schedule, placed, first_scalars()))
+    Setup(schedule, device, place(device, schedule, make_subgroups())).update()
 
 
 def break_device():
