@@ -79,6 +79,25 @@ def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
     executor.run(work, schedule.actions(arrivals, executor.share, executor.has_room), on_issued)
 
 
+class Setup:
+    """A schedule's executor on a device, and the work of its first update."""
+
+    def __init__(self, schedule, device, subgroups=None, host_adam=ADAM):
+        self.schedule, self.device = schedule, device
+        self.subgroups = subgroups or make_subgroups()
+        self.executor = make_executor(schedule, device, host_adam)
+        self.work = make_work(schedule, self.subgroups, first_scalars())
+
+    def update(self, *on_issued):
+        """Run it; return its plan."""
+        run_once(self.executor, self.schedule, self.work, *on_issued)
+        return self.executor.last_plan
+
+    def hand_over(self, handover, *on_issued):
+        """Run it with tiles that come one by one."""
+        run_handover(self.executor, self.schedule, handover, self.work, *on_issued)
+
+
 def run_handover(executor, schedule, handover, work, on_issued=lambda tile, event: None):
     """Run an update whose tiles come one by one."""
     actions = schedule.actions(handover, executor.share, executor.has_room)

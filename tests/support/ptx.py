@@ -1,4 +1,4 @@
-"""Run compiled PTX on the CPU: for straight-line kernels, all threads of the grid in lockstep.
+"""Run Triton's compiled kernels on the CPU: straight-line PTX, the grid's threads in lockstep.
 
 What the kernels under test do not use is refused with the line that uses it: branches, unknown
 opcodes and modifiers, registers without a value, special registers besides the two below. That
@@ -10,15 +10,14 @@ together here. As on a GPU, a result that is not a number has one pattern of bit
 operands had.
 """
 
-from __future__ import annotations
-
+import functools
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-Array = np.ndarray[Any, np.dtype[Any]]
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
 
 TYPES = {
     **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (16, 32, 64)},
@@ -34,11 +33,11 @@ class Operation(NamedTuple):
     """An instruction without side effects: types of its result and sources, and what it does."""
 
     result: str
-    sources: tuple[str, ...]
-    apply: Callable[..., Array]
+    sources: tuple
+    apply: callable
 
 
-def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
+def fused_multiply_add(a, b, c):
     """``a * b + c`` of fp32 arrays, rounded once to nearest even.
 
     In fp64 the product is exact, and so is the error of the sum. Rounding the sum to fp32 goes
@@ -55,12 +54,12 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     return np.where(half_way, other, near)
 
 
-def _wide(values: Array) -> Array:
+def _wide(values):
     """As fp64, infinity as the number after the largest of fp32: rounding treats it as that."""
     return np.clip(values.astype(np.float64), -(2.0**128), 2.0**128)
 
 
-def to_bf16(values: Array) -> Array:
+def to_bf16(values):
     """Bits of fp32 numbers rounded to bf16, to nearest even."""
     bits = values.view(np.uint32)
     kept, dropped = bits >> np.uint32(16), bits & np.uint32(0xFFFF)
@@ -69,35 +68,35 @@ def to_bf16(values: Array) -> Array:
     return np.where(np.isnan(values), _NAN_16, (kept + up).astype(np.uint16))
 
 
-def to_f16(values: Array) -> Array:
+def to_f16(values):
     """Bits of fp32 numbers rounded to fp16, to nearest even."""
     return np.where(np.isnan(values), _NAN_16, values.astype(np.float16).view(np.uint16))
 
 
-def from_bf16(bits: Array) -> Array:
+def from_bf16(bits):
     """The fp32 numbers that bf16 bits stand for."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _pack(high: Array, low: Array) -> Array:
+def _pack(high, low):
     return high.astype(np.uint32) << np.uint32(16) | low
 
 
-def _shift_left(values: Array, count: Array) -> Array:
+def _shift_left(values, count):
     width = values.dtype.itemsize * 8
     shifted = values << np.minimum(count, width - 1).astype(values.dtype)
     return np.where(count < width, shifted, 0).astype(values.dtype)
 
 
-def _rounded(function: Callable[..., Array]) -> Callable[..., Array]:
-    def apply(*values: Array) -> Array:
+def _rounded(function):
+    def apply(*values):
         found = function(*values)
         return np.where(np.isnan(found), _NAN_32.view(np.float32), found)
 
     return apply
 
 
-def _same(kind: str, sources: int, apply: Callable[..., Array]) -> Operation:
+def _same(kind, sources, apply):
     return Operation(kind, (kind,) * sources, apply)
 
 
@@ -142,26 +141,26 @@ class PtxError(Exception):
 class Region:
     """An array of uint8 behind an address: memory that a kernel may touch."""
 
-    def __init__(self, base: int, data: Array) -> None:
+    def __init__(self, base, data):
         self._base, self._data = base, data
 
-    def holds(self, addresses: Array, size: int) -> bool:
+    def holds(self, addresses, size):
         """Return whether all bytes are of this array; ``size`` is that of each thread's access."""
         first = addresses - self._base
         return bool(((first >= 0) & (first + size <= self._data.size)).all())
 
-    def load(self, addresses: Array, size: int) -> Array:
+    def load(self, addresses, size):
         """Return bytes, shape (threads, size)."""
         return self._data[self._at(addresses, size)]
 
-    def store(self, addresses: Array, values: Array) -> None:
+    def store(self, addresses, values):
         """Write ``values``, shape (threads, size)."""
         at = self._at(addresses, values.shape[1])
         if len(np.unique(at)) < at.size:
             raise PtxError("threads race for an address")
         self._data[at] = values
 
-    def _at(self, addresses: Array, size: int) -> Array:
+    def _at(self, addresses, size):
         return (addresses - self._base)[:, None] + np.arange(size)
 
 
@@ -183,13 +182,13 @@ class Instruction(NamedTuple):
     guard: str | None
     negated: bool
     opcode: str
-    operands: tuple[str, ...]
+    operands: tuple
 
 
 class Program:
     """A kernel of one ``.entry``; a line that is no instruction raises :class:`PtxError`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         head, _, rest = text.partition("\n{\n")
         lines = rest.partition("\n}\n")[0].split("\n")
         self.parameters = re.findall(r"\.param \.([uf]\d+)[^,)]* (\w+)", head)
@@ -204,9 +203,7 @@ class Program:
         parsed = (_parse(number, line.partition("//")[0].strip()) for number, line in numbered)
         self.instructions = [instruction for instruction in parsed if instruction]
 
-    def run(
-        self, grid: int, arguments: list[int | float], regions: list[Region], shared_bytes: int
-    ) -> None:
+    def run(self, grid, arguments, regions, shared_bytes):
         """Launch a grid of so many blocks; an argument is a number or an address.
 
         Raises:
@@ -221,7 +218,7 @@ class Program:
                 raise PtxError(f"{instruction.line}: {error}") from error
 
 
-def _parse(number: int, line: str) -> Instruction | None:
+def _parse(number, line):
     if not line or _IGNORED.fullmatch(line):
         return None
     found = _INSTRUCTION.fullmatch(line)
@@ -235,27 +232,20 @@ def _parse(number: int, line: str) -> Instruction | None:
 class _Launch:
     """Registers and memory of a grid; a register is an array with one number a thread."""
 
-    def __init__(
-        self,
-        program: Program,
-        grid: int,
-        arguments: list[int | float],
-        regions: list[Region],
-        shared_bytes: int,
-    ) -> None:
+    def __init__(self, program, grid, arguments, regions, shared_bytes):
         self._program, self._regions = program, regions
         self._threads = np.arange(grid * program.block_size)
         self._block = self._threads // program.block_size
         self._shared_bytes = shared_bytes
         self._shared = Region(0, np.zeros(grid * shared_bytes, dtype=np.uint8))
-        self._registers: dict[str, Array] = {}
+        self._registers = {}
         self._parameters = {
             # A conversion that wraps: signed numbers are declared as unsigned.
             name: np.array([value]).astype(TYPES[kind]).view(np.uint8)
             for (kind, name), value in zip(program.parameters, arguments, strict=True)
         }
 
-    def execute(self, instruction: Instruction) -> None:
+    def execute(self, instruction):
         opcode, operands = instruction.opcode, instruction.operands
         active = self._active(instruction)
         if opcode in OPERATIONS:
@@ -269,12 +259,12 @@ class _Launch:
         elif (opcode, *operands) not in (("ret",), ("bar.sync", "0")) or not active.all():
             raise PtxError("unknown instruction")
 
-    def _active(self, instruction: Instruction) -> Array:
+    def _active(self, instruction):
         if instruction.guard is None:
             return np.ones(len(self._threads), dtype=bool)
         return self._register(instruction.guard, 1) ^ instruction.negated
 
-    def _compute(self, opcode: str, operands: tuple[str, ...], active: Array) -> None:
+    def _compute(self, opcode, operands, active):
         result, kinds, apply = OPERATIONS[opcode]
         if len(operands) != 1 + len(kinds):
             raise PtxError(f"{len(kinds)} sources expected")
@@ -285,28 +275,26 @@ class _Launch:
             found = np.ascontiguousarray(found).view(TYPES[f"u{bits}"]).reshape(-1)
         self._write(operands[0], found, active)
 
-    def _typed(self, operand: str, kind: str) -> Array:
+    def _typed(self, operand, kind):
         values = self._value(operand, _bits(kind))
         if kind == "f32x2":
             return values.view(np.float32).reshape(-1, 2)
         return values if kind == "pred" else values.view(TYPES[kind])
 
-    def _move(self, bits: int, operands: tuple[str, ...], active: Array) -> None:
+    def _move(self, bits, operands, active):
         """Copy, and split or join."""
         names = _names(operands[0])
         pieces = self._joined(operands[1], bits).view(TYPES[f"u{bits // len(names)}"])
         for name, piece in zip(names, pieces.T, strict=True):
             self._write(name, piece, active)
 
-    def _joined(self, operand: str, bits: int) -> Array:
+    def _joined(self, operand, bits):
         """Bytes of registers, shape (threads, size); the first has the lowest."""
         names = _names(operand)
         values = [self._value(name, bits // len(names)) for name in names]
         return np.stack(values, axis=1).view(np.uint8)
 
-    def _load(
-        self, space: str, kind: str, count: int, operands: tuple[str, ...], active: Array
-    ) -> None:
+    def _load(self, space, kind, count, operands, active):
         """To registers as wide, or wider: numbers are extended."""
         size = count * _bits(kind) // 8
         data = np.zeros((len(self._threads), size), dtype=np.uint8)
@@ -321,15 +309,13 @@ class _Launch:
                 name, piece.astype(TYPES[f"{kind[0]}{width}"]).view(f"u{width // 8}"), active
             )
 
-    def _store(
-        self, space: str, kind: str, count: int, operands: tuple[str, ...], active: Array
-    ) -> None:
+    def _store(self, space, kind, count, operands, active):
         size = count * _bits(kind) // 8
         if active.any():
             region, addresses = self._locate(space, size, operands[0], active)
             region.store(addresses, self._joined(operands[1], size * 8)[active])
 
-    def _locate(self, space: str, size: int, operand: str, active: Array) -> tuple[Region, Array]:
+    def _locate(self, space, size, operand, active):
         base, _, plus = operand.strip("[] ").partition("+")
         addresses = self._value(base.strip(), 64 if space == "global" else 32).astype(np.int64)
         addresses = addresses[active] + int(plus or 0)
@@ -346,7 +332,7 @@ class _Launch:
                 return region, addresses
         raise PtxError("access outside of every array")
 
-    def _value(self, operand: str, bits: int) -> Array:
+    def _value(self, operand, bits):
         special = {"%tid.x": self._threads % self._program.block_size, "%ctaid.x": self._block}
         dtype = TYPES[f"u{bits}"] if bits > 1 else np.dtype(bool)
         if operand in special:
@@ -358,17 +344,17 @@ class _Launch:
         literal = int(operand[2:], 16) if operand.startswith("0f") else int(operand, 0)
         return np.full(len(self._threads), literal % 2**bits, dtype)
 
-    def _width(self, name: str) -> int:
+    def _width(self, name):
         return self._program.widths[name.rstrip("0123456789")]
 
-    def _register(self, name: str, bits: int) -> Array:
+    def _register(self, name, bits):
         if name not in self._registers:
             raise PtxError(f"{name} has no value")
         if self._width(name) != bits:
             raise PtxError(f"{name} has not {bits} bits")
         return self._registers[name]
 
-    def _write(self, name: str, values: Array, active: Array) -> None:
+    def _write(self, name, values, active):
         if self._width(name) != max(1, values.dtype.itemsize * 8 * (values.dtype != bool)):
             raise PtxError(f"{name} has another width")
         if not active.all():
@@ -376,9 +362,70 @@ class _Launch:
         self._registers[name] = values
 
 
-def _bits(kind: str) -> int:
+def _bits(kind):
     return {"pred": 1, "f32x2": 64}.get(kind) or TYPES[kind].itemsize * 8
 
 
-def _names(operand: str) -> list[str]:
+def _names(operand):
     return [name.strip() for name in operand.strip("{}").split(",")]
+
+
+# Launches: compiled as a launch would compile, and run here.
+
+
+class Target:
+    """Tells Triton of a GPU of a compute capability; stands where its driver does."""
+
+    def __init__(self, capability):
+        self._capability = capability
+
+    def get_current_device(self):
+        return self._capability  # Triton keeps what it compiled by device
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", self._capability, 32)
+
+
+class PtxKernel:
+    """Takes the place of a ``triton.jit`` function; its tensors are on the host.
+
+    Triton chooses the variant from the arguments, as in a launch: alignment of the addresses,
+    divisibility of the integers, those that are 1. ``launches`` gets what it compiled.
+    """
+
+    def __init__(self, function, launches=None):
+        self._function = function
+        self.launches = [] if launches is None else launches
+
+    def __getitem__(self, grid):
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid, *arguments, **options):
+        compiled = self._function.run(*arguments, grid=grid, warmup=True, **options)
+        self.launches.append(compiled)
+        kinds = compiled.src.signature
+        named = zip(self._function.arg_names, arguments, strict=False)
+        passed = [value for name, value in named if kinds[name] != "constexpr"]
+        tensors = [value for value in passed if isinstance(value, torch.Tensor)]
+        regions = [Region(tensor.data_ptr(), _bytes(tensor)) for tensor in tensors]
+        numbers = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in passed]
+        program = _program(compiled.asm["ptx"])
+        scratch = [0] * (len(program.parameters) - len(numbers))  # Triton's own, unused
+        program.run(grid[0], [*numbers, *scratch], regions, compiled.metadata.shared)
+
+
+def use_target(monkeypatch, capability):
+    """Let Triton compile for ``capability`` until the test ends."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Target(capability))
+
+
+@functools.lru_cache(maxsize=64)
+def _program(text):
+    return Program(text)
+
+
+def _bytes(tensor):
+    return tensor.view(torch.uint8).numpy()

@@ -124,7 +124,6 @@ class Case:
     steps: int = STEPS
     most_ranks: int = 4  # on more of them stock itself fails
     policies: tuple = ()  # what alone it is run under; empty for all
-    few: int = 0  # how many of ``policies``, by turns, where not all is run; 0 for all of them
     is_cut: bool = True  # the state must be in three subgroups at least
     states: str = "fp32"  # type of master weights and moments
     since: str = ""  # the first DeepSpeed release that has the feature

@@ -6,7 +6,7 @@ import threading
 from unittest import mock
 
 import torch
-from engines import POLICIES, RANK, STRIDE, Case, Trial, answer, differences, go_on, save
+from engines import POLICIES, RANK, STRIDE, Case, Trial, answer
 from rows import Rows
 from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
 from seams import BackgroundSave
@@ -163,16 +163,6 @@ for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
                 save = engine.optimizer.checkpoints.last
                 assert (save.copied_bytes, save.peak_bytes) == (0, held)
             trial.end(engine)
-
-
-@ROWS.check("stock goes on from it, and it from stock's", 1, 2)
-def exchange(folder):
-    ours = {**STRIDE, **BACKGROUND}
-    save(Case(), ours, folder / "ours", tag=TAG)
-    save(Case(), None, folder / "stock", tag=TAG)
-    expected = go_on(Case(), None, folder / "stock")
-    for block, saved in ((None, "ours"), (ours, "stock"), (ours, "ours")):
-        assert differences(go_on(Case(), block, folder / saved), expected) == []
 
 
 @ROWS.check("saves of one tag, loads and saves one after another", 1, 2)

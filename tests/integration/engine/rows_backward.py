@@ -357,19 +357,6 @@ def train_five(trial, case):
     train(trial, trial.open(case), 5)
 
 
-class Partly(Net):
-    """Recomputes some of its segments and keeps the others."""
-
-    def __init__(self, kept, **options):
-        super().__init__(reentrant=True, **options)
-        self.kept = kept
-
-    def forward(self, x):
-        for number, segment in enumerate(self.segments):
-            x = (self.run if number in self.kept else self.run_or_checkpoint)(segment, x)
-        return x
-
-
 def share_midway(engine, micro_step):
     """A layer is used again from the fourth window on, of which no earlier one has told."""
     if micro_step == 3 * engine.gradient_accumulation_steps():
@@ -387,13 +374,10 @@ def of_a_leaf():
 TWICE = ((0,), (1,), (2,), (1,), (3,), (4,), (5,))
 shared = functools.partial(Net, reentrant=True)
 AGAIN = {
-    "in one segment": {"make": functools.partial(shared, segments=((0,), (1, 2, 1), (3,), (4, 5)))},
-    "in two segments": {"make": functools.partial(shared, segments=TWICE)},
     "in three segments": {"make": functools.partial(shared, segments=THRICE)},
-    "in a segment, and before it": {"make": functools.partial(Partly, (1,), segments=TWICE)},
-    "in a segment, and after it": {"make": functools.partial(Partly, (3, 4), segments=TWICE)},
-    "of a leaf module": {"make": of_a_leaf},
+    "in two segments": {"make": functools.partial(shared, segments=TWICE)},
     "from a window on": {"make": shared, "before": share_midway},
+    "of a leaf module": {"make": of_a_leaf},
 }
 """Ways to use a layer again; stock goes by the last gradient in the first micro-batch of a window,
 and by their sum in others."""

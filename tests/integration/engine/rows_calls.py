@@ -5,11 +5,6 @@ import functools
 import deepspeed
 import models
 import torch
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-)
 from engines import (
     HELD_S,
     NUM_RANKS,
@@ -85,38 +80,13 @@ def write_for_good(trial):
         engine.optimizer.refresh_fp32_params()
 
 
-@ROWS.compare("hooks that read weights, state and gradients", 1, 2)
-def reading_hooks(trial):
-    engine, steps = trial.open(ONE_BATCH), []
-
-    def before_forward_of_all(module, inputs):
-        trial.see("master", safe_get_full_fp32_param(module.layers[3].weight))
-        if steps:
-            moment = safe_get_full_optimizer_state(module.layers[0].weight, "exp_avg")
-            trial.see("moment", moment)
-
-    def see_gradients(what):
-        trial.see(what, [safe_get_full_grad(p) for p in engine.module.parameters()])
-
-    engine.module.register_forward_pre_hook(before_forward_of_all)
-    for layer in engine.module.layers:
-        layer.register_forward_pre_hook(lambda module, _: trial.see("in forward", module.weight))
-        layer.register_full_backward_hook(lambda _m, _g, of_out: trial.see("of output", [*of_out]))
-        layer.weight.register_hook(lambda grad: trial.see("gradient of a weight", grad))
-    for _ in range(3):
-        trial.backward(engine)
-        see_gradients("gradient")
-        trial.step(engine)
-        steps.append(1)
-        see_gradients("scaled gradient")
-
-
-def generate(trial, make, **options):
+@ROWS.compare("generate, Mixtral, greedy", 1, 2)
+def generate(trial):
     """While the update is in flight, by a model in eval mode without gradients."""
-    engine = trial.open(LANGUAGE, make())
+    engine = trial.open(LANGUAGE, models.mixtral())
     tokens = torch.arange(1, 2 * models.LENGTH + 1).reshape(2, -1).to(engine.device)
     tokens %= models.VOCAB_SIZE
-    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0} | options
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
     options |= {"return_dict_in_generate": True, "output_logits": True}
     for _ in range(2):
         trial.micro_step(engine)
@@ -130,10 +100,6 @@ def generate(trial, make, **options):
             trial.see("logits", engine(input_ids=tokens, labels=tokens).logits)
         engine.train()
     trial.train(engine, steps=1)
-
-
-ROWS.compare("generate, Mixtral, greedy", 1, 2, make=models.mixtral, do_sample=False)(generate)
-ROWS.compare("generate, GPT-2, sampled", make=models.gpt2, do_sample=True, top_k=8)(generate)
 
 
 # Models.
@@ -165,11 +131,10 @@ def lora(trial):
 class UsesOthersWeights(Net):
     """Computes with weights of modules that it does not call."""
 
-    def __init__(self, registers):
+    def __init__(self):
         super().__init__(num_layers=4)
-        if registers:
-            deepspeed.zero.register_external_parameter(self, self.layers[2].weight)
-            deepspeed.zero.register_external_parameter(self, self.layers[3].bias)
+        deepspeed.zero.register_external_parameter(self, self.layers[2].weight)
+        deepspeed.zero.register_external_parameter(self, self.layers[3].bias)
 
     def forward(self, x):
         x = torch.nn.functional.linear(x, self.layers[2].weight, self.layers[3].bias)
@@ -178,59 +143,20 @@ class UsesOthersWeights(Net):
         return self.layers[3](x) + self.layers[1].bias
 
 
-@ROWS.compare("external parameters, registered", 1, 2, registers=True)
-@ROWS.compare("external parameters, found by DeepSpeed", registers=False)
-def external(trial, registers):
-    trial.train(trial.open(PLAIN, UsesOthersWeights(registers)))
+@ROWS.compare("external parameters", 1, 2)
+def external(trial):
+    trial.train(trial.open(PLAIN, UsesOthersWeights()))
 
 
-# Uses.
-
-
-def train_by_turns(trial, turns, **attributes):
-    """Each micro-batch sets the model's attributes to those of its turn."""
+@ROWS.compare("layers in another order each micro-batch", 1, 2)
+def other_orders(trial):
+    """The order of use that the first iteration saw is never seen again."""
 
     def choose(engine, micro_step):
-        for name, values in attributes.items():
-            setattr(engine.module, name, values[micro_step // turns % len(values)])
+        order = ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0, 1, 3), (3, 2, 1, 0))[micro_step % 4]
+        engine.module.segments = [(layer,) for layer in order]
 
     trial.train(trial.open(PLAIN), steps=4, before=choose)
-
-
-def orders(*texts):
-    """Segments of one layer each."""
-    return [tuple((int(layer),) for layer in text) for text in texts]
-
-
-# The order of use that the first iteration saw is never seen again.
-ROWS.compare(
-    "layers in another order each micro-batch",
-    *(1, 2),
-    turns=1,
-    segments=orders("0123", "3102", "2013", "3210"),
-)(train_by_turns)
-ROWS.compare(
-    "layers used twice or thrice in one forward",
-    *(1, 2),
-    turns=2,
-    segments=orders("01023", "001233", "3210123"),
-)(train_by_turns)
-
-
-@ROWS.compare("tied weights, first used by the module of the other group", 1, 2)
-def tied_over_groups(trial):
-    model = FourLayers()
-    model.layers[3].weight = model.layers[0].weight
-    model.layers[2].bias = model.layers[1].bias
-
-    def groups(model):
-        first, second, third, last = model.layers
-        return [
-            {"params": [third.weight, last.bias, last.weight], "lr": 1e-3},
-            {"params": [second.weight, third.bias, first.bias], "betas": (0.5, 0.9)},
-        ]
-
-    trial.train(trial.open(net_case(groups=groups), model), steps=4)
 
 
 # Pairs of engines.
@@ -290,9 +216,37 @@ def chained(trial):
 
 
 @ROWS.check("without its wait, a write meets other weights", act=write_in_flight)
-@ROWS.check(
-    "without its wait, other tokens are generated",
-    act=functools.partial(generate, make=models.mixtral, do_sample=False),
-)
+@ROWS.check("without its wait, other tokens are generated", act=generate)
 def reads_too_early(_folder, act):
     assert differences(play_late(act, STRIDE, {Wait.WEIGHTS_READY}), play(act, None)) != []
+
+
+# Last, since torch's compiler keeps what it has seen.
+
+
+class PlainNet(Net):
+    """Layers that can be compiled as one."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return x
+
+
+@ROWS.compare("engine.compile()")
+def train_compiled(trial):
+    """And no graph is broken where stock breaks none."""
+    from torch._dynamo.utils import counters  # seconds, which other groups would pay as well
+
+    torch._dynamo.reset()
+    counters.clear()
+    engine = trial.open(Case(make=PlainNet))
+    engine.compile(backend="aot_eager")
+    trial.train(engine)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs > 0
+    trial.see("graphs", graphs)
+    trial.see("breaks between them", sum(counters["graph_break"].values()))
+
+
+ROWS.check("compiled, without its wait other weights are met", act=train_compiled)(reads_too_early)

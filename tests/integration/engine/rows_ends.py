@@ -1,25 +1,17 @@
-"""Engines that nobody destroys, and processes that end with an update in flight.
+"""Processes that end with an update in flight; a group of the worker whose report has statuses."""
 
-As a group of the worker its extent is what is done: ``left`` checks what engines leave behind,
-``ways`` ends a process in every way and writes the statuses.
-"""
-
-import gc
 import json
 import os
 import signal
 import sys
 import threading
 import time
-import weakref
-from pathlib import Path
 
 import engines
 from engines import STRIDE, Case, Trial
 from signals import interrupt, main_thread_callers, once_within
 
 NONE_PERSISTENT = Case(accumulation=1, zero={"stage3_param_persistence_threshold": 0})
-NUM_ENGINES = 6
 WAYS_TO_END = (
     "at the end",
     "after backward",
@@ -29,46 +21,11 @@ WAYS_TO_END = (
 )
 
 
-def main(mode, out):
-    if mode == "ways":
-        how = end_in_each_way(out)
-        if how is not None:
-            engines.prepare()
-            leave(how)
-        return
-    engines.prepare()
-    out.write_text(json.dumps(left_behind()))
-    engines.leave()
-
-
-def left_behind():
-    return {
-        "destroyed": count_what_is_left(STRIDE, destroys=True),
-        "dropped": count_what_is_left(STRIDE, destroys=False),
-        "stock, dropped": count_what_is_left(None, destroys=False),
-    }
-
-
-def count_what_is_left(block, destroys):
-    """Make, use and drop engines; what each leaves behind, from the second on."""
-    counts, made = [], []
-    for _ in range(NUM_ENGINES):
-        trial = Trial(block)
-        engine = trial.open(Case(accumulation=1))
-        trial.train(engine, 1)
-        made.append(weakref.ref(engine.optimizer))
-        if destroys:
-            trial.end(engine)
-        del engine, trial
-        gc.collect()
-        alive = sum(optimizer() is not None for optimizer in made)
-        counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), alive))
-    first, last = counts[1], counts[-1]
-    per_engine = [(b - a) / (len(counts) - 2) for a, b in zip(first, last, strict=True)]
-    return dict(zip(("threads", "files", "optimizers"), per_engine, strict=True))
-
-
-# Ends of a process.
+def main(out):
+    how = end_in_each_way(out)
+    if how is not None:
+        engines.prepare()
+        leave(how)
 
 
 def leave(how):

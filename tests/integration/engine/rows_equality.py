@@ -1,6 +1,6 @@
 """Run the table of equality: its rows under their policies, and resumes.
 
-The extent is ``once``, ``few``, ``many`` or ``all`` of the runs.
+The extent is ``once``, ``few`` or ``all`` of the runs.
 """
 
 import functools
@@ -24,8 +24,6 @@ IN_BACKWARD = {
     },
 }
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
-MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
-"""Number of ranks -> the policies of every feature in the extent ``many``."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
 """Between which checkpoints are exchanged on more than one rank, if not all is run."""
 
@@ -70,15 +68,11 @@ def compare_case(report, extent, number, name, case):
 def policies_of(number, name, extent):
     """The policies that a case is run under, ``number`` being its place among the cases."""
     case = CASES[name]
-    if case.most_ranks < NUM_RANKS or (case.few and extent != "all" and NUM_RANKS > 2):
+    if case.most_ranks < NUM_RANKS:
         return ()
     names = case.policies or tuple(POLICIES)
     if extent == "all" or (name == FIRST_CASE and extent != "once"):
         return names
-    if extent == "many":
-        if not case.policies:
-            return MANY_POLICIES[NUM_RANKS]
-        return (names * 2)[number % len(names) :][: case.few or len(names)]
     # In the extent ``few`` one rank and two take every other case, each of them all policies.
     if extent == "few" and case.most_ranks > 1 and 1 + number % 2 != NUM_RANKS:
         return ()
@@ -129,7 +123,7 @@ def resume(comparisons, folder, extent):
 
 def exchanges(names, extent):
     """``(saved by, loaded by)``: every pair, or a ring through all names."""
-    if extent in ("many", "all"):
+    if extent == "all":
         pairs = [(saved, loaded) for saved in names for loaded in names]
         return pairs[1:]  # stock to stock is the reference
     return list(zip(names, [*names[1:], names[0]], strict=True))

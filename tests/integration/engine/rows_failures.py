@@ -90,10 +90,7 @@ def fail_and_load(folder, case, fault, block, calls):
         assert missing == "no error: (None, None)"
         assert (folder / "latest").read_text() == "good"
         assert engine.load_checkpoint(folder)[0] is not None
-        trial.forget()
-        trial.train(engine, 3, skip=2)
-        trial.see_state(engine)
-        same(trial, go_on(case, None, folder, "good", 3, 2))
+        see_as_stock(trial, engine, case, folder, "good", skip=2, steps=3)
         engine.save_checkpoint(folder, "after")
         assert (folder / "latest").read_text() == "after"
         trial.end(engine)
@@ -160,9 +157,8 @@ def hold_a_step(trial, engine):
     trial.train(engine, 1)
 
 
-def see_as_stock(trial, engine, case, folder, tag, skip):
+def see_as_stock(trial, engine, case, folder, tag, skip, steps=1):  # noqa: PLR0913
     """Train on, and compare with stock that loads a checkpoint and does the same."""
-    steps = 3 - skip
     trial.forget()
     trial.train(engine, steps, skip)
     trial.see_state(engine)
@@ -180,10 +176,7 @@ def interrupted_wait(folder):
                 assert answer(call) == "KeyboardInterrupt: "
         with released_when_waiting(trial, engine):
             engine.save_checkpoint(folder, "two")
-        trial.forget()
-        trial.train(engine, 1, skip=2)
-        trial.see_state(engine)
-        same(trial, go_on(case, None, folder, "two", 1, 2))
+        see_as_stock(trial, engine, case, folder, "two", skip=2)
         trial.end(engine)
 
     def trained_without_a_break(trial):
@@ -208,7 +201,7 @@ def interrupted_then_loaded(folder):
         with released_when_waiting(trial, engine):
             engine.load_checkpoint(folder, "one")
         engine.optimizer.background.prepare(lambda: None)  # behind whatever is on its thread
-        see_as_stock(trial, engine, NONE_PERSISTENT, folder, "one", skip=1)
+        see_as_stock(trial, engine, NONE_PERSISTENT, folder, "one", skip=1, steps=2)
         trial.end(engine)
 
 
@@ -242,7 +235,7 @@ def interrupted_twice(folder):
         assert "engine.step() was cut short by KeyboardInterrupt()" in said
         assert inside(engine, "done") is None
         assert engine.load_checkpoint(folder)[0] is not None
-        see_as_stock(trial, engine, STAGE_2, folder, "one", skip=1)
+        see_as_stock(trial, engine, STAGE_2, folder, "one", skip=1, steps=2)
         trial.end(engine)
 
 

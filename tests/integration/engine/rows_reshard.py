@@ -178,11 +178,11 @@ def load_parts(_folder, stage, saved_by, **options):
 
 
 def without_file(folder):
-    (folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    (folder / OPTIMIZER).unlink()
 
 
 def cut_off(folder):
-    path = folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    path = folder / OPTIMIZER
     path.write_bytes(path.read_bytes()[:-2000])
 
 
@@ -196,49 +196,43 @@ def changed(name, change):
 
 
 def without_a_moment(saved):
-    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"]
+    state = saved[STATE][STATE]["state"]
     state[1]["exp_avg"] = state[1]["exp_avg"][:-1]
 
 
 def with_fewer_elements(saved):
-    flats = saved["optimizer_state_dict"]["fp32_flat_groups"]
-    state = saved["optimizer_state_dict"]["optimizer_state_dict"]["state"][0]
+    flats, state = saved[STATE]["fp32_flat_groups"], saved[STATE][STATE]["state"][0]
     flats[0] = flats[0][:-1]
     state |= {key: state[key][:-1] for key in ("exp_avg", "exp_avg_sq")}
 
 
-MODEL, OPTIMIZER = (
-    "zero_pp_rank_0_mp_rank_00_model_states.pt",
-    ("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
-)
-REFUSED = {
-    "a file is missing": (without_file, "rank_1_mp_rank_00_optim_states.pt is missing"),
-    "a file is damaged": (cut_off, "rank_1_mp_rank_00_optim_states.pt cannot be read"),
-    "no sizes": (changed(MODEL, lambda it: it.pop("param_shapes")), "no param_shapes"),
-    "no state": (
-        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].pop("fp32_flat_groups")),
-        "does not hold 'fp32_flat_groups'",
-    ),
-    "another model parallel size": (
-        changed(MODEL, lambda it: it.update(mp_world_size=2)),
-        "model parallel size 2, here 1",
-    ),
-    "a pipeline": (changed(MODEL, lambda it: it.update(module=None)), "a PipelineModule"),
-    "another shape": (
-        changed(MODEL, lambda it: it["param_shapes"][0].update({"layers.0.weight": (3, 4)})),
+MODEL = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+OPTIMIZER = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+STATE = "optimizer_state_dict"
+OTHER_SHAPE, OTHER_NAME = {"layers.0.weight": (3, 4)}, {"head": (3,)}
+REFUSED = (
+    (without_file, "rank_1_mp_rank_00_optim_states.pt is missing"),
+    (cut_off, "rank_1_mp_rank_00_optim_states.pt cannot be read"),
+    (changed(MODEL, lambda it: it.pop("param_shapes")), "no param_shapes"),
+    (changed(MODEL, lambda it: it.update(mp_world_size=2)), "model parallel size 2, here 1"),
+    (changed(MODEL, lambda it: it.update(module=None)), "a PipelineModule"),
+    (
+        changed(MODEL, lambda it: it["param_shapes"][0].update(OTHER_SHAPE)),
         "parameter layers.0.weight of shape (3, 4), here (37, 37)",
     ),
-    "another name": (
-        changed(MODEL, lambda it: it["param_shapes"][0].update({"head": (3,)})),
+    (
+        changed(MODEL, lambda it: it["param_shapes"][0].update(OTHER_NAME)),
         "parameter head of shape (3,), here none",
     ),
-    "moments are not whole": (changed(OPTIMIZER, without_a_moment), "moments of"),
-    "flat tensors are not whole": (changed(OPTIMIZER, with_fewer_elements), "flat tensors of"),
-    "another count of ranks": (
-        changed(OPTIMIZER, lambda it: it["optimizer_state_dict"].update(partition_count=7)),
-        "partition_count = 7",
+    (
+        changed(OPTIMIZER, lambda it: it[STATE].pop("fp32_flat_groups")),
+        "does not hold 'fp32_flat_groups'",
     ),
-}
+    (changed(OPTIMIZER, without_a_moment), "moments of"),
+    (changed(OPTIMIZER, with_fewer_elements), "flat tensors of"),
+    (changed(OPTIMIZER, lambda it: it[STATE].update(partition_count=7)), "partition_count = 7"),
+)
+"""What is done to a folder, and what is said of it."""
 
 
 def refuse(_folder, saved_by):
@@ -249,7 +243,7 @@ def refuse(_folder, saved_by):
         with Trial(STRIDE) as trial:
             engine = trial.open(CASES["stage 3, bf16"])
             trial.train(engine, 2)
-            for number, (harm, says) in enumerate(REFUSED.values() if is_asked else ()):
+            for number, (harm, says) in enumerate(REFUSED if is_asked else ()):
                 tag = f"harmed{number}"
                 if RANK == 0:
                     shutil.copytree(saved, folder / tag)

@@ -150,23 +150,15 @@ def train_badly(trial, places, config=None, dtype=torch.bfloat16, skips=None):
 
 
 ONCE_EACH = ((2, math.inf), (5, math.nan))
-for name, given in {
-    "NaN, fp16": {
-        "config": FP16,
-        "dtype": torch.float16,
-        "places": ((3, math.nan), (4, math.nan)),
-    },
-    "infinite, then NaN, bf16": {"places": ONCE_EACH},
-    "infinite, then NaN, no clipping": {
-        "config": {"gradient_clipping": 0.0},
-        "places": ONCE_EACH,
-    },
-    "infinite, a layer unused": {
-        "places": ((4, math.inf), (7, math.inf)),
-        "skips": lambda n: (2,) if n // 2 in (2, 3) else (),
-    },
-}.items():
-    ROWS.compare(f"gradients of one rank {name}", 1, 2, **given)(train_badly)
+HALF = {"config": FP16, "dtype": torch.float16}
+UNUSED = {"skips": lambda n: (2,) if n // 2 in (2, 3) else ()}
+for name, places, given in (
+    ("NaN, fp16", ((3, math.nan), (4, math.nan)), HALF),
+    ("infinite, then NaN, bf16", ONCE_EACH, {}),
+    ("infinite, then NaN, no clipping", ONCE_EACH, {"config": {"gradient_clipping": 0.0}}),
+    ("infinite, a layer unused", ((4, math.inf), (7, math.inf)), UNUSED),
+):
+    ROWS.compare(f"gradients of one rank {name}", 1, 2, places=places, **given)(train_badly)
 
 
 # Settings.
@@ -196,20 +188,13 @@ def train_odd_sizes(trial, zero, config=None, tile_numel=16):
 
 
 AT_ONCE = {"stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0}
+ALL_REDUCED = {"reduce_scatter": False}
 for name, zero, given in (
     ("a bucket below all", {"sub_group_size": 3, "reduce_bucket_size": 5}, {"tile_numel": 112}),
     ("a bucket of one element", {"sub_group_size": 1, "reduce_bucket_size": 1}, {}),
     ("nothing prefetched", AT_ONCE, {}),
-    (
-        "gradients divided twice",
-        {"reduce_scatter": False},
-        {"config": {"gradient_predivide_factor": 4.0}},
-    ),
-    (
-        "gradients prescaled",
-        {"reduce_scatter": False},
-        {"config": {"prescale_gradients": True}},
-    ),
+    ("gradients divided twice", ALL_REDUCED, {"config": {"gradient_predivide_factor": 4.0}}),
+    ("gradients prescaled", ALL_REDUCED, {"config": {"prescale_gradients": True}}),
     ("gradients summed in fp16", {}, {"config": {"data_types": {"grad_accum_dtype": "fp16"}}}),
     ("gradients reduced in fp32", {}, {"config": {"communication_data_type": "fp32"}}),
 ):
@@ -248,16 +233,13 @@ for name, case in {
     ROWS.compare(name, 1, 2, case=case)(train_plainly)
 
 
-@ROWS.compare("managed_gradient_accumulation off", 1, 2, by_hand=False)
-@ROWS.compare("boundaries set by hand", 1, 2, by_hand=True)
-def step_at_the_end_of_windows(trial, by_hand):
-    """Windows of 1 to 3 micro-batches; DeepSpeed is told their end, or sees it in ``step()``."""
-    config = {} if by_hand else {"managed_gradient_accumulation": False}
-    engine = trial.open(net_case(config=config, zero={}))
+@ROWS.compare("boundaries set by hand", 1, 2)
+def step_at_the_end_of_windows(trial):
+    """Windows of 1 to 3 micro-batches, of whose end DeepSpeed is told."""
+    engine = trial.open(net_case(zero={}))
     for length in (1, 2, 3, 2, 1):
         for number in range(length):
-            if by_hand:
-                engine.set_gradient_accumulation_boundary(number == length - 1)
+            engine.set_gradient_accumulation_boundary(number == length - 1)
             trial.backward(engine)
         trial.step(engine)
 
@@ -311,17 +293,6 @@ def to_fp32(trial):
     engine.save_checkpoint(folder, tag="step3")
     for name, weight in get_fp32_state_dict_from_zero_checkpoint(folder, tag="step3").items():
         trial.see(name, weight)
-
-
-@ROWS.compare("load_module_only", 1, 2)
-def load_weights_alone(trial):
-    engine, folder = trial.open(net_case()), make_folder()
-    trial.train(engine)
-    engine.save_checkpoint(folder, tag="step3")
-    trial.end(engine)
-    engine = trial.open(net_case())
-    engine.load_checkpoint(folder, tag="step3", load_module_only=True, load_optimizer_states=False)
-    trial.train(engine)
 
 
 # Last: DeepSpeed keeps both switched on for the rest of the process.

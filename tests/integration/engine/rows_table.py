@@ -306,10 +306,10 @@ FLAT_POLICIES = ("all-host", "stride 1", "stride 2", "stride 3", "all-device", "
 """Policies that have a meaning where the state of a parameter group is one tensor."""
 
 
-def at_stage(stage, given, few=1):
+def at_stage(stage, given):
     """A case below stage 3."""
     zero = {"stage": stage, **given.get("zero", {})}
-    return Case(**{"policies": FLAT_POLICIES, "few": few, **given, "zero": zero})
+    return Case(**{"policies": FLAT_POLICIES, **given, "zero": zero})
 
 
 def zero_3_rows():
@@ -320,7 +320,7 @@ def zero_3_rows():
 
 def zero_12_rows():
     rows = {
-        f"ZeRO-{stage}: {name}": at_stage(stage, given, few=1 + (name == FIRST_CASE))
+        f"ZeRO-{stage}: {name}": at_stage(stage, given)
         for stage in (2, 1)
         for name, (stages, given) in FEATURES.items()
         if str(stage) in stages

@@ -151,36 +151,6 @@ def two_forwards(trial):
 # What disturbs a run.
 
 
-def disturbed(disturb):
-    """Six iterations; two are disturbed, and left out where their forward is interrupted."""
-
-    def act(trial):
-        torch.set_num_threads(1)
-        engine, num_interrupted = trial.open(ONE), 0
-        for step in range(6):
-            if step in (2, 4):
-                disturb(trial, engine)
-            try:
-                trial.micro_step(engine)
-            except (ValueError, KeyboardInterrupt) as error:
-                trial.see("interrupted by", len(type(error).__name__))
-                num_interrupted += 1
-        assert num_interrupted in (0, 2)
-
-    return act
-
-
-def fail_at(layer, error):
-    def fail(_trial, engine):
-        engine.module.fails_at, engine.module.error = layer, error
-
-    return fail
-
-
-ROWS.compare("an error before the fourth layer")(disturbed(fail_at(3, ValueError())))
-ROWS.compare("Ctrl-C in a layer")(disturbed(fail_at(3, KeyboardInterrupt())))
-
-
 @ROWS.compare("Ctrl-C while forward waits for the update")
 def interrupt_a_wait(trial):
     """Stock, which never waits, is interrupted at the same place."""
@@ -199,7 +169,7 @@ def interrupt_a_wait(trial):
         if trial.block:
             once_within("before_gather", lambda: interrupt(signal.SIGALRM))
         else:
-            fail_at(0, KeyboardInterrupt())(trial, engine)
+            engine.module.fails_at, engine.module.error = 0, KeyboardInterrupt()
         try:
             trial.loss(engine)
         except KeyboardInterrupt:
@@ -209,18 +179,17 @@ def interrupt_a_wait(trial):
     signal.signal(signal.SIGALRM, before)
 
 
-@ROWS.compare("a fork")
-@disturbed
-def fork_a_child_that_ends_as_python_does(trial, _engine):
-    child = os.fork()
-    if child == 0:
-        threading._shutdown()  # joins the threads of pools, none of which the child has
-        os._exit(5)
-    trial.see("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-@ROWS.compare("set_num_threads")
-@disturbed
-def change_threads(trial, _engine):
-    trial.see("threads", torch.get_num_threads())
-    torch.set_num_threads(3 - torch.get_num_threads())
+@ROWS.compare("a fork and set_num_threads")
+def disturbed(trial):
+    """The child ends as Python does."""
+    torch.set_num_threads(1)
+    engine = trial.open(ONE)
+    for threads in (2, 1):
+        trial.train(engine, steps=2)
+        torch.set_num_threads(threads)
+        child = os.fork()
+        if child == 0:
+            threading._shutdown()  # joins the threads of pools, none of which the child has
+            os._exit(5)
+        trial.see("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    trial.train(engine, steps=2)

@@ -15,7 +15,6 @@ from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.host import ANYWHERE
-from deep_optimizer_states.core.kernels import host as host_kernel
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind
 from deep_optimizer_states.core.update import Background

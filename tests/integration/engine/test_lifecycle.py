@@ -1,4 +1,4 @@
-"""Engines that are dropped and processes that end leave nothing hanging."""
+"""Processes that end leave nothing hanging, whatever is in flight."""
 
 import json
 import signal
@@ -11,25 +11,10 @@ WORKER = Path(__file__).with_name("worker.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def run(what, folder):
-    out = folder / "report.json"
-    run_ranks(WORKER, "ends", what, out, folder)
-    return json.loads(out.read_text())
-
-
-def test_engines_leave_nothing_behind_or_what_stock_leaves_and_six_threads(tmp_path):
-    """DeepSpeed itself keeps every engine for ever, also after ``destroy()``."""
-    left = run("left", tmp_path)
-    ours, stock = left["dropped"], left["stock, dropped"]
-    assert left["destroyed"]["threads"] == left["destroyed"]["files"] == 0
-    assert ours["threads"] <= stock["threads"] + 6
-    assert ours["files"] == stock["files"] == 0
-    assert ours["optimizers"] <= stock["optimizers"]
-
-
 def test_a_process_ends_with_an_update_in_flight(tmp_path):
     """Nobody calls ``destroy()``; a process that hangs is ended by the worker and called so."""
-    assert run("ways", tmp_path) == {
+    run_ranks(WORKER, "ends", "ways", tmp_path / "report", tmp_path)
+    assert json.loads((tmp_path / "report").read_text()) == {
         "at the end": 0,
         "after backward": 0,
         "an error": 1,

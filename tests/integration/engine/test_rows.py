@@ -1,6 +1,6 @@
 """Groups of rows that are checks: ordering rules, failures, refusals, checkpoints, backward.
 
-Pipelines and sequence parallelism, and compiled models, are rows like any other as well.
+Pipelines and sequence parallelism are rows like any other as well.
 """
 
 import pytest
@@ -9,8 +9,6 @@ import torch
 ON_CUDA = torch.cuda.is_available()
 EMULATED = pytest.mark.skipif(ON_CUDA, reason="breaks the emulated device, or its rules")
 TWO = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs or none")
-# Another compiler behind the same graphs takes minutes.
-OTHER_COMPILERS = pytest.mark.exhaustive
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -39,15 +37,3 @@ def checkpoints(tmp_path_factory):
 )
 def test_every_row_holds(check_rows, checkpoints, group, num_ranks, extent):
     check_rows(group, num_ranks, extent, CHECKPOINTS=str(checkpoints))
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        "engine.compile",
-        pytest.param("every layer", marks=OTHER_COMPILERS),
-        pytest.param("inductor", marks=OTHER_COMPILERS),
-    ],
-)
-def test_a_compiled_model_equals_stock_in_bits_and_graphs(check_rows, tmp_path, way):
-    check_rows("compiled", ROWS_ONLY=way, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

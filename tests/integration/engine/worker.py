@@ -1,7 +1,7 @@
 """Run rows of the tables as every rank of a job; write what is wrong with each as JSON.
 
 ``worker.py GROUP[,GROUP...] EXTENT OUT FOLDER``. The extent says how many of the runs are made:
-``few`` or ``all``, and of the table of equality also ``once`` or ``many``. Not a test itself.
+``few`` or ``all``, and of the table of equality also ``once``. Not a test itself.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def main():
     groups, extent, out, folder = sys.argv[1].split(","), sys.argv[2], *map(Path, sys.argv[3:])
     modules = {group: importlib.import_module(f"rows_{group}") for group in groups}
     if groups == ["ends"]:
-        modules["ends"].main(extent, out)
+        modules["ends"].main(out)
         return
     engines.prepare(installs=groups != ["parallel"])
     report = {"deepspeed": deepspeed.__version__}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from full_disk import files_of_at_most
 
 from deep_optimizer_states.calibrate import cli, rates
 from deep_optimizer_states.calibrate.rates import Findings
@@ -247,6 +248,19 @@ def test_a_file_that_came_up_meanwhile_stays_and_ctrl_c_leaves_none(measured, tm
     said = ["loading torch ...", "calibrate: interrupted, nothing written"]
     assert capsys.readouterr().err.splitlines() == said
     assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_on_a_full_disk_nothing_changes(measured, tmp_path, capsys, before):
+    path = tmp_path / "m.toml"
+    if before:
+        path.write_text(before)
+    with files_of_at_most(10):
+        assert cli.main(["-o", str(path), "--force"]) == 2
+    said = capsys.readouterr().err
+    assert "File too large" in said
+    assert str(path) in said
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([before] if before else [])
 
 
 def test_too_little_memory_is_said(monkeypatch, capsys):

@@ -1,20 +1,12 @@
 """The CUDA device on a stand-in for the CUDA runtime: no wait is missing, and each is needed."""
 
+import time
+
 import pytest
 import torch
 from cuda_memory import DeviceTensor, stand_in
 from engine_iterations import place, run_iterations
-from engine_updates import (
-    ADAM,
-    SCHEDULES,
-    TAIL,
-    first_scalars,
-    make_executor,
-    make_schedule,
-    make_subgroups,
-    make_work,
-    run_once,
-)
+from engine_updates import ADAM, SCHEDULES, TAIL, Setup, make_schedule, make_subgroups
 from turns import some
 
 from deep_optimizer_states.core.device import cuda
@@ -22,6 +14,7 @@ from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.core.verify import Sample
 from deep_optimizer_states.errors import UpdateError
 
@@ -147,30 +140,28 @@ def test_memory_in_use_and_places_of_events_are_kept(expected, monkeypatch, wron
     assert is_wrong(expected, SCHEDULES[name], stream, **options)
 
 
-def test_a_rank_on_the_second_gpu_works_there_alone(expected):
-    with stand_in() as runtime:
-        runtime.current_stream(0).put = None  # nothing may come there
-        torch.cuda.set_device(1)
-        device = CudaDevice(TAIL.mode)
-        result = run_iterations(device, SCHEDULES["stride 1"])
-        device.close()
-        del runtime.current_stream(0).put
+def test_a_rank_on_the_second_gpu_works_there_alone(runtime, expected):
+    runtime.current_stream(0).put = None  # nothing may come there
+    torch.cuda.set_device(1)
+    device = CudaDevice(TAIL.mode)
+    result = run_iterations(device, SCHEDULES["stride 1"])
+    device.close()
+    del runtime.current_stream(0).put
     assert torch.equal(result, expected)
 
 
-def test_lanes_run_side_by_side_and_hold_nobody_up():
-    with stand_in() as runtime:
-        device, copied = CudaDevice(TAIL.mode), {}
-        make_late(runtime, device, "compute")
-        homes = [device.host_home(torch.ones(8)) for _ in device.lanes]
-        targets = [torch.zeros(8, device="cuda") for _ in device.lanes]
-        for lane, home, target in zip(device.lanes, homes, targets, strict=True):
-            lane.submit("a copy", lambda t=target, h=home: copy_all((t,), (h,)))
-            lane.submit("a copy back", lambda t=target, h=home: copy_all((h,), (t,)))
-            copied[lane.name] = lane.record()
-        torch.cuda.current_stream().synchronize()
-        assert [name for name, event in copied.items() if not event.reached()] == ["GPU"]
-        device.close()
+def test_lanes_run_side_by_side_and_hold_nobody_up(runtime, cuda_device):
+    device, copied = cuda_device, {}
+    make_late(runtime, device, "compute")
+    homes = [device.host_home(torch.ones(8)) for _ in device.lanes]
+    targets = [torch.zeros(8, device="cuda") for _ in device.lanes]
+    for lane, home, target in zip(device.lanes, homes, targets, strict=True):
+        lane.submit("a copy", lambda t=target, h=home: copy_all((t,), (h,)))
+        lane.submit("a copy back", lambda t=target, h=home: copy_all((h,), (t,)))
+        copied[lane.name] = lane.record()
+    torch.cuda.current_stream().synchronize()
+    assert [name for name, event in copied.items() if not event.reached()] == ["GPU"]
+    device.close()
 
 
 @pytest.mark.parametrize(("wait", "name", "stream"), [row[:3] for row in CONTROLS[:4]])
@@ -178,17 +169,16 @@ def test_a_race_is_found_by_repeating_a_sample_and_no_other_alarm_is_raised(
     monkeypatch, wait, name, stream
 ):
     def update_and_repeat_a_sample():
-        schedule = SCHEDULES[name]
         with stand_in() as runtime:
             device = CudaDevice(TAIL.mode)
             make_late(runtime, device, stream)
-            placed = place(device, schedule, make_subgroups())
+            placed = place(device, SCHEDULES[name], make_subgroups())
             for tensors in placed:
                 tensors.grad.fill_(0.25)
-            work = make_work(schedule, placed, first_scalars())
-            sample = Sample(work)
+            setup = Setup(SCHEDULES[name], device, placed)
+            sample = Sample(setup.work)
             try:
-                run_once(make_executor(schedule, device), schedule, work)
+                setup.update()
                 sample.compare(ADAM, 1)
             finally:
                 device.close()
@@ -197,3 +187,44 @@ def test_a_race_is_found_by_repeating_a_sample_and_no_other_alarm_is_raised(
     leave_out(monkeypatch, wait)
     with pytest.raises(UpdateError, match=r"update 1 since the start, tile .* went wrong"):
         update_and_repeat_a_sample()
+
+
+# Times: stamps, for the dynamic split and for calibration.
+
+CLOCKS_APART_S = 1234.5
+"""The GPU's clock began at another time than the host's."""
+LONG_S = 100_000.0
+"""What a slow kernel takes on the clocks of these tests, in which nobody waits for it."""
+FP32_S = 0.01
+"""CUDA gives fp32 milliseconds, which are this coarse after ``LONG_S``."""
+
+
+def test_stamps_measure_a_lane(runtime, cuda_device, monkeypatch):
+    runtime.age_s, device = CLOCKS_APART_S, cuda_device
+    perf_counter, passed_s = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + sum(passed_s))
+    before = time.perf_counter()
+    begin = device.h2d.stamp()
+    device.h2d.submit("a copy", lambda: runtime.launch(lambda: passed_s.append(LONG_S)))
+    device.d2h.wait(device.h2d.record(), Wait.STEPPED)
+    end = device.d2h.stamp()
+    device.synchronize()
+    took_s = time.perf_counter() - before
+    assert LONG_S <= end.seconds_since(begin) + FP32_S <= took_s + 2 * FP32_S
+    assert begin.seconds_since(end) == -end.seconds_since(begin)
+
+
+def test_the_dynamic_split_learns_of_flights_on_streams(runtime, cuda_device, monkeypatch):
+    runtime.age_s, seen, learn = CLOCKS_APART_S, [], RunTimeSplit.learn
+
+    def watch(self, steps, flights, seconds):
+        seen.append(len(flights))
+        ends = [flight.end_s for flight in flights]
+        assert ends == sorted(ends)
+        assert all(0 <= flight.begin_s < flight.end_s <= seconds for flight in flights)
+        learn(self, steps, flights, seconds)
+
+    monkeypatch.setattr(RunTimeSplit, "learn", watch)
+    run_iterations(cuda_device, SCHEDULES["dynamic, tiles"], steps=3)
+    assert len(seen) == 3
+    assert seen[0] >= 3

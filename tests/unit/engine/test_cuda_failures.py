@@ -9,15 +9,7 @@ import torch
 from cuda_memory import stand_in
 from cuda_runtime import Point
 from engine_iterations import place
-from engine_updates import (
-    TAIL,
-    first_scalars,
-    make_executor,
-    make_schedule,
-    make_subgroups,
-    make_work,
-    run_once,
-)
+from engine_updates import TAIL, Setup, make_schedule, make_subgroups
 
 from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
@@ -29,26 +21,20 @@ from deep_optimizer_states.errors import KernelError, UpdateError
 
 def run_with(device, policy="all-device"):
     schedule = make_schedule(policy, tile_numel=256)
-    executor = make_executor(schedule, device)
-    placed = place(device, schedule, make_subgroups())
-    run_once(executor, schedule, make_work(schedule, placed, first_scalars()))
+    Setup(schedule, device, place(device, schedule, make_subgroups())).update()
 
 
 def break_device():
     raise RuntimeError("an illegal memory access was encountered")
 
 
-def test_a_kernel_that_cannot_be_launched_names_lane_and_tile(monkeypatch):
+def test_a_kernel_that_cannot_be_launched_names_lane_and_tile(cuda_device, monkeypatch):
     def adam(self, tensors, scalars, tail_start):
         raise RuntimeError("out of resources: shared memory")
 
     monkeypatch.setattr(CudaDevice, "adam", adam)
-    with stand_in() as runtime:
-        device = CudaDevice(TAIL.mode)
-        with pytest.raises(UpdateError, match=r"^lane GPU, step of tile 0: out of resources"):
-            run_with(device)
-        device.close()
-        assert runtime.page_locks.ranges == {}
+    with pytest.raises(UpdateError, match=r"^lane GPU, step of tile 0: out of resources"):
+        run_with(cuda_device)
 
 
 def launch_on(device):
@@ -170,19 +156,6 @@ def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):
         runtime.current_stream().wait_for(Point())
         with pytest.raises(UpdateError, match=r"waited 600 s for the caller's stream"):
             device.close()
-
-
-def test_close_waits_for_work_that_is_nobodys_lane():
-    """Another stream of the caller may still copy from page-locked memory."""
-    with stand_in() as runtime:
-        device = CudaDevice(TAIL.mode)
-        home, other = device.empty_host(64, torch.float32).fill_(1.0), torch.cuda.Stream()
-        runtime.world.late.add(other)
-        with torch.cuda.stream(other):
-            copied = home.to(torch.device("cuda", 0), copy=True, non_blocking=True)
-        device.close()
-        assert runtime.page_locks.faults == []
-        assert torch.equal(copied.cpu(), torch.ones(64))
 
 
 def test_without_triton_the_device_says_what_to_do(monkeypatch):

@@ -1,43 +1,31 @@
-"""Page-locked memory of the CUDA device, and where the device is: on the stand-in for CUDA."""
+"""Page-locked memory of the CUDA device, on the stand-in for CUDA; and the stand-in itself."""
 
 import ctypes
 import gc
+import inspect
 import mmap
-import os
 import re
-import subprocess
-import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_memory import stand_in
-from engine_iterations import run_iterations
-from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule, start_thread
+from cuda_memory import _REPLACED
+from cuda_runtime import Event, Status, Stream
+from engine_updates import TAIL, start_thread
 
+from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
-from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.host import LaneCores
 
 PAGE = mmap.PAGESIZE
 
 
 @pytest.fixture
-def runtime():
-    with stand_in() as runtime:
-        yield runtime
-        assert runtime.page_locks.faults == []
-
-
-@pytest.fixture
-def device(runtime):
-    """Memory is unlocked once it is closed."""
-    device = CudaDevice(TAIL.mode)
-    yield device
-    device.close()
-    assert sizes(runtime) == []
+def device(cuda_device):
+    return cuda_device
 
 
 def sizes(runtime):
@@ -101,37 +89,23 @@ def test_memory_is_unlocked_when_nothing_looks_at_it(runtime, device):
     assert sizes(runtime) == []
 
 
-def test_close_waits_for_copies_in_flight():
-    with stand_in() as runtime:
-        device = CudaDevice(TAIL.mode)
-        home = device.empty_host(64, torch.float32)
-        source = torch.ones(64, device="cuda")
-        runtime.world.late.add(device.d2h._stream)
-        device.d2h.wait(device.record_caller(), Wait.GRAD_READY)
-        device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
-        device.close()
-        assert torch.equal(home, torch.ones(64))
+def test_close_waits_for_copies_in_flight(runtime, device):
+    home, source = device.empty_host(64, torch.float32), torch.ones(64, device="cuda")
+    runtime.world.late.add(device.d2h._stream)
+    device.d2h.wait(device.record_caller(), Wait.GRAD_READY)
+    device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
+    device.close()
+    assert torch.equal(home, torch.ones(64))
 
 
-ENDS_WITHOUT_CLOSE = """
-import torch
-from cuda_memory import stand_in
-from cuda_runtime import Point
-from deep_optimizer_states.core.device.cuda import CudaDevice
-stood_in = stand_in()
-runtime, device = stood_in.__enter__(), CudaDevice(1)
-source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
-runtime.current_stream().wait_for(Point())
-home.copy_(source, non_blocking=True)
-"""
-
-
-def test_a_script_that_ends_does_not_wait_for_a_gpu_that_hangs():
-    """It has failed, and says so by ending: nobody calls close() then."""
-    command = [sys.executable, "-W", "ignore", "-c", ENDS_WITHOUT_CLOSE]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_close_waits_for_work_that_is_nobodys_lane(runtime, device):
+    """Another stream of the caller may still copy from page-locked memory."""
+    home, other = device.empty_host(64, torch.float32).fill_(1.0), torch.cuda.Stream()
+    runtime.world.late.add(other)
+    with torch.cuda.stream(other):
+        copied = home.to(torch.device("cuda", 0), copy=True, non_blocking=True)
+    device.close()
+    assert torch.equal(copied.cpu(), torch.ones(64))
 
 
 def one_on_the_device():
@@ -151,15 +125,6 @@ def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runt
     with pytest.raises(UserWarning, match="could not page-lock"):  # here a warning is an error
         device.empty_host(1, torch.float32)
     assert one_on_the_device() == 1.0
-
-
-@pytest.mark.filterwarnings("ignore:CUDA could not page-lock")
-def test_pageable_memory_gives_the_same_bits(runtime, device):
-    reference = EmulatedDevice(ADAM)
-    expected = run_iterations(reference, make_schedule())
-    reference.close()
-    runtime.page_locks.limit_bytes = 7 * PAGE
-    assert torch.equal(run_iterations(device, SCHEDULES["stride 2, tiles"]), expected)
 
 
 def test_memory_is_not_locked_where_that_is_not_wanted(runtime, device):
@@ -218,3 +183,58 @@ def test_a_thread_that_enters_works_on_the_devices_own_gpu(runtime):
     start_thread(work)()
     assert seen == [0, 1, 1]
     device.close()
+
+
+# The stand-in is as strict as CUDA. That it orders nothing that CUDA does not order is seen by the
+# negative controls that run on it.
+
+GPU = torch.device("cuda", 0)
+REAL = {name: getattr(torch.cuda, name) for name in _REPLACED}
+
+
+def parameters(function):
+    found = inspect.signature(function).parameters.values()
+    return [p.name for p in found if p.kind is not p.VAR_KEYWORD and p.name not in ("self", "cls")]
+
+
+def test_functions_and_methods_are_torchs_own_and_all_that_the_device_uses_is_there(runtime):
+    for name in _REPLACED:
+        real = REAL[name]
+        if inspect.isclass(real):
+            real = real.__init__ if name == "device" else real.__new__
+        assert parameters(getattr(runtime, name)) == parameters(real), name
+    for ours, names in (
+        (Stream, ("wait_event", "synchronize")),
+        (Event, ("record", "wait", "query", "synchronize", "elapsed_time")),
+    ):
+        for name in names:
+            real = getattr(REAL[ours.__name__], name)
+            assert parameters(getattr(ours, name)) == parameters(real), name
+    used = set(re.findall(r"torch\.cuda\.(\w+)", Path(cuda.__file__).read_text()))
+    assert used
+    assert used <= set(_REPLACED)
+
+
+def test_host_tensors_are_refused(runtime):
+    on_device = torch.ones(8, device=GPU)
+    for operation in (
+        lambda: on_device.add_(torch.ones(8)),
+        lambda: torch.equal(on_device, torch.ones(8)),
+    ):
+        with pytest.raises(RuntimeError, match="same device"):
+            operation()
+
+
+def test_the_book_has_cudas_own_errors(runtime):
+    book, memory = torch.cuda.cudart(), torch.zeros(4096)
+    address = memory.data_ptr()
+    assert book.cudaHostRegister(address, 0, 0) == Status.INVALID_VALUE
+    assert book.cudaHostRegister(address - address % 4096, 4096, 0) == 0
+    assert book.cudaHostRegister(address, 8, 0) == Status.ALREADY_REGISTERED == 712
+    with pytest.raises(torch.AcceleratorError, match="ALREADY_REGISTERED"):
+        torch.ones(1, device=GPU)
+    assert torch.ones(1, device=GPU).item() == 1.0, "an error is raised once"
+    assert book.cudaHostUnregister(address - address % 4096) == 0
+    assert book.cudaHostUnregister(address - address % 4096) == Status.NOT_REGISTERED == 713
+    assert book.faults
+    book.faults.clear()

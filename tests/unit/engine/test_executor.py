@@ -1,6 +1,8 @@
 """Ordering rules on the emulated device: equal with every wait, different without one."""
 
 import dataclasses
+import gc
+import sys
 import threading
 
 import pytest
@@ -10,12 +12,10 @@ from engine_updates import (
     NUMELS,
     SCHEDULES,
     TAIL,
-    first_scalars,
+    Setup,
     make_executor,
     make_schedule,
     make_subgroups,
-    make_work,
-    run_once,
     start_thread,
     train,
 )
@@ -149,25 +149,18 @@ def clock(monkeypatch):
     return clock
 
 
-class Dynamic:
+def dynamic(num_tiles, host_adam=ADAM):
     """Updates by the dynamic split, of tiles of 512 elements, on a device made here."""
-
-    def __init__(self, num_tiles, host_adam=ADAM):
-        numels = [512] * num_tiles
-        self.schedule, self.device = make_schedule("dynamic", numels=numels), EmulatedDevice(ADAM)
-        self.executor = make_executor(self.schedule, self.device, host_adam=host_adam)
-        self.work = make_work(self.schedule, make_subgroups(numels), first_scalars())
-
-    def update(self, *on_issued):
-        run_once(self.executor, self.schedule, self.work, *on_issued)
-        return self.executor.last_plan
+    numels = [512] * num_tiles
+    schedule, device = make_schedule("dynamic", numels=numels), EmulatedDevice(ADAM)
+    return Setup(schedule, device, make_subgroups(numels), host_adam)
 
 
 def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flushed(clock):
     with late("GPU"):
         host_adam = HostAdam(TAIL.mode)
         clock.time(host_adam, "step", 1.0)
-        updates = Dynamic(8, host_adam)
+        updates = dynamic(8, host_adam)
         clock.time(updates.device.compute, "submit", 100.0)
         plan = updates.update()
         assert (plan.device_tiles, plan.host_tiles) == ((0, 1, 2), (3, 4, 5, 6, 7))
@@ -186,7 +179,7 @@ def test_the_split_learns_of_each_update_by_itself(monkeypatch, clock):
         clock.now_s += 0.1
 
     with late("GPU"):
-        updates = Dynamic(8)
+        updates = dynamic(8)
         for _ in range(3):
             begin_s = clock.now_s
             updates.update(on_issued)
@@ -199,7 +192,7 @@ def test_the_split_learns_of_each_update_by_itself(monkeypatch, clock):
 
 def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone(clock):
     with late("GPU", "weights"):
-        updates = Dynamic(30)
+        updates = dynamic(30)
         clock.time(updates.device.compute, "submit", 0.03)
         clock.time(updates.device.weights, "submit", 0.06)
         plan = updates.update()
@@ -214,12 +207,6 @@ def subgroups_with_gradients():
     for subgroup in subgroups:
         subgroup.grad.fill_(1)
     return subgroups
-
-
-def update(schedule, device, subgroups, on_issued=lambda tile, event: None, **options):
-    work = make_work(schedule, subgroups, first_scalars())
-    run_once(make_executor(schedule, device, **options), schedule, work, on_issued)
-    return work
 
 
 @pytest.mark.parametrize("on_host", [False, True], ids=["on the device", "on the host"])
@@ -237,7 +224,7 @@ def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(
         if subgroups[place.subgroup].narrow(place.start, place.numel).weights.isnan().any():
             unwritten.append(tile)
 
-    update(schedule, device, subgroups, on_issued)
+    Setup(schedule, device, subgroups).update(on_issued)
     device.close()
     assert sorted(announced) == list(range(len(schedule.tiles)))
     assert unwritten == []
@@ -264,7 +251,7 @@ def test_weights_in_host_memory_are_written_there_before_the_state_is_flushed(de
         order.append(what.split()[0]),
         submit(what, work),
     )[1]
-    update(SCHEDULES["stride 1, weights on the host"], device, subgroups_with_gradients())
+    Setup(SCHEDULES["stride 1, weights on the host"], device, subgroups_with_gradients()).update()
     assert order == ["weights", "state", "poisoning"] * len(NUMELS)
 
 
@@ -284,7 +271,7 @@ def test_a_failure_names_lane_and_tile_and_nothing_is_written_after_it(failing):
         subgroups = subgroups_with_gradients()
         host_adam = FAILING if failing == "CPU" else ADAM
         with pytest.raises(UpdateError, match=f"lane {failing}, step of tile .*out of luck"):
-            update(make_schedule("stride", 2), device, subgroups, host_adam=host_adam)
+            Setup(make_schedule("stride", 2), device, subgroups, host_adam).update()
         for subgroup in subgroups:
             for tensor in vars(subgroup).values():
                 tensor.fill_(7)  # as loading a checkpoint does
@@ -321,3 +308,29 @@ def test_copies_in_flight_are_bounded():
             pending.add(device.grads.record(), 40)
             assert copied == expected, "the third copy has to wait for the first"
         device.close()
+
+
+UPDATES = 500
+FEW = ["stride 2, tiles", "dynamic and ratio, tiles, weights on the host"]
+"""Every kind of action is in one of these; the others repeat them in other proportions."""
+
+
+def things_held():
+    """Objects that Python's collector knows, threads, and allocated blocks."""
+    gc.collect()
+    return len(gc.get_objects()), threading.active_count(), sys.getallocatedblocks()
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_five_hundred_updates_keep_nothing_that_fifty_do_not(device, name):
+    setup = Setup(SCHEDULES[name], device)
+    for _ in range(UPDATES // 10):
+        setup.update()
+    objects, threads, blocks = things_held()
+    for _ in range(UPDATES):
+        setup.update()
+    now = things_held()
+    # One event kept for each device tile would be thousands of objects.
+    assert now[0] - objects < UPDATES / 2
+    assert now[1] == threads
+    assert now[2] - blocks < UPDATES

@@ -1,18 +1,8 @@
 """Tiles that an update gets before ``step()``, and those that it gets from it."""
 
-import subprocess
-import sys
 import threading
 
-from engine_updates import (
-    first_scalars,
-    make_executor,
-    make_schedule,
-    make_subgroups,
-    make_work,
-    run_handover,
-    start_thread,
-)
+from engine_updates import Setup, make_schedule, make_subgroups, start_thread
 
 from deep_optimizer_states.core.device.base import Reached
 from deep_optimizer_states.core.schedule import AllAtOnce
@@ -67,37 +57,15 @@ def test_tiles_whose_gradients_are_on_their_way_are_waited_for_only_where_nothin
     assert handover.take(wait=False) == [3]
 
 
-LEFT_OPEN = """
-from concurrent.futures import ThreadPoolExecutor
-from deep_optimizer_states.core.update import Handover
-handover = Handover(range(2), (), print)
-ThreadPoolExecutor(1).submit(handover.take, True)
-print("over", flush=True)
-"""
-
-
-def test_a_process_that_ends_between_backward_and_step_does_end():
-    """Python joins the thread that waits for tiles before it ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN], timeout=3600, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "over\n"
-
-
 def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_before_the_norm(
     device,
 ):
     numels = [64] * 4
-    schedule = make_schedule(numels=numels)
-    executor, issued = make_executor(schedule, device), threading.Semaphore(0)
-    work = make_work(schedule, make_subgroups(numels), first_scalars())
+    setup = Setup(make_schedule(numels=numels), device, make_subgroups(numels))
+    executor, issued = setup.executor, threading.Semaphore(0)
     handover = Handover([1, 0, 3, 2], executor.claimed, executor.follow)
     handover.give([2, 3], NOW)
-    join = start_thread(
-        lambda: run_handover(
-            executor, schedule, handover, work, lambda tile, event: issued.release()
-        )
-    )
+    join = start_thread(lambda: setup.hand_over(handover, lambda tile, event: issued.release()))
     assert all(issued.acquire(timeout=3600) for _ in range(2))
     handover.give_rest(NOW)
     join()
@@ -105,15 +73,14 @@ def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_b
 
 
 def test_what_was_sent_ahead_of_a_tile_that_must_stay_at_home_is_not_used(device):
-    schedule = make_schedule(tile_numel=64)
-    executor = make_executor(schedule, device)
-    work = make_work(schedule, make_subgroups(), first_scalars())
+    setup = Setup(make_schedule(tile_numel=64), device)
+    executor, work = setup.executor, setup.work
     for tile in range(4):
         executor.send_ahead(tile, str(tile), work[tile].tensors.state)
     handover = Handover(range(len(work)), executor.claimed, executor.follow)
     executor.claim(range(len(work)))
     handover.give_rest(executor.caller_events(), host_tiles={1, 2})
-    run_handover(executor, schedule, handover, work)
+    setup.hand_over(handover)
     assert executor.last_plan.device_tiles == (0, 3)
     assert str(executor.last_plan).startswith("0AHD 3AHD | 0H2D")
     assert not executor.claimed

@@ -3,10 +3,7 @@
 import ctypes
 import errno
 import mmap
-import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -77,42 +74,6 @@ def test_as_many_threads_touch_as_the_lane_has():
             both.wait()
 
     take_pages(3 * PIECE_BYTES, Meets(2, ()))
-
-
-FORKS = """
-import ctypes, gc, mmap, os, torch
-from deep_optimizer_states.core.host import ANYWHERE
-from deep_optimizer_states.core.device.cuda import take_pages
-
-size = 2**22
-pages = take_pages(size, ANYWHERE)
-address = ctypes.addressof(pages)
-tensor = torch.frombuffer(pages, dtype=torch.float32).fill_(3.0)
-del pages
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-child = os.fork()
-if child == 0:
-    here = libc.mmap(
-        address, size, mmap.PROT_READ | mmap.PROT_WRITE,
-        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0,  # MAP_FIXED_NOREPLACE
-    )
-    assert here == address, "the child has the parent's pages"
-    ctypes.memset(here, 7, size)
-    del tensor
-    gc.collect()
-    os._exit(0 if ctypes.string_at(here, size) == b"\\7" * size else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert tensor.eq(3.0).all()
-"""
-
-
-def test_a_forked_child_has_none_of_it_and_unmaps_none_of_its_own_memory_later():
-    command = [sys.executable, "-W", "ignore", "-c", FORKS]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_thread_that_touches_raises_is_raised(monkeypatch):

@@ -13,8 +13,7 @@ import torch
 triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch")
 
 import triton.language as tl  # noqa: E402
-from ptx import Program, PtxError, Region  # noqa: E402
-from ptx_launch import PtxKernel, use_target  # noqa: E402
+from ptx import Program, PtxError, PtxKernel, Region, use_target  # noqa: E402
 
 HEAD = """.extern .shared .align 16 .b8 pool[];
 .visible .entry kernel(

@@ -21,8 +21,7 @@ triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of 
 
 from engine_iterations import run_iterations  # noqa: E402
 from engine_updates import ADAM, SCHEDULES, TAIL  # noqa: E402
-from ptx import PtxError  # noqa: E402
-from ptx_launch import PtxKernel, use_target  # noqa: E402
+from ptx import PtxError, PtxKernel, use_target  # noqa: E402
 from turns import some  # noqa: E402
 
 from deep_optimizer_states.adapter.steppers import Steppers  # noqa: E402
