@@ -1,7 +1,6 @@
 import json
 import lzma
 import os
-import re
 import sys
 from dataclasses import replace
 
@@ -32,7 +31,10 @@ def text(tmp_path):
         (["PREP", "--tokenizer", "GPT2BPETokenizer"], "gpt2-bpe: give --vocab-file FILE"),
         (["PREP", "--tokenizer", "sentencepiece"], "give --tokenizer-model FILE"),
         (["PREP", "--tokenizer", "sentencepiece", "--tokenizer-model", "no"], "no: no such file"),
-        (["PREP", "--tokenizer", "train-bpe", "--vocab-size", "9"], "vocab_size = 9: at least 257"),
+        (
+            ["PREP", "--tokenizer", "train-bpe", "--vocab-size", "256"],
+            "vocab_size = 256: at least 257",
+        ),
         (["PREP", "--tokenizer", "train-bpe", "--json-keys", "a", "a"], "'a' is there twice"),
         (["PREP", "--tokenizer", "train-bpe", "--json-keys", "../x"], "not fit to be part"),
         (["merge", "a", "--output-prefix", "b"], "give two prefixes or more"),
@@ -49,13 +51,23 @@ def text(tmp_path):
             ["decontaminate", "--input", "{text}", "--output", "o", "--evaluation", "no.jsonl"],
             "--evaluation no.jsonl: no such file",
         ),
+        ([], "required: command"),
+        (["inspect"], "required: PREFIX"),
+        (["prepare", "--workers", "0"], "'0': give a whole number, 1 or more"),
+        (["prepare", "--part-mb", "-1"], "'-1': give a number of MiB above 0"),
+        (["merge", "--outptu", "x"], "'--outptu': did you mean '--output-prefix'?"),
+        (["prepare", "--output-prefix", "out/"], "'out/': end it with a name"),
+        (["inspect", "/"], "'/': give a pair's path without .bin and .idx"),
+        (["merge", "a", "b", "--output-prefix", "out/.."], "'out/..': end it with a name"),
+        (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
+        (["clean", "--near-duplicates", "1"], "'1': give a number between 0 and 1"),
     ],
 )
 def test_wrong_use_gets_a_line_and_exit_code_2(
     text, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    if arguments[0] == "PREP":
+    if arguments[:1] == ["PREP"]:
         arguments = ["prepare", "--input", "{text}", "--output-prefix", "p", *arguments[1:]]
     assert main([argument.format(text=text) for argument in arguments]) == 2
     out, err = capsys.readouterr()
@@ -64,28 +76,6 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "p.parts") == [
         "some text.jsonl"
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "required: command"),
-        (["inspect"], "required: PREFIX"),
-        (["prepare", "--workers", "0"], "'0': give a whole number, 1 or more"),
-        (["prepare", "--part-mb", "-1"], "'-1': give a number of MiB above 0"),
-        (["merge", "--outptu", "x"], "'--outptu': did you mean '--output-prefix'?"),
-        (["prepare", "--output-prefix", "out/"], "'out/': end it with .* such as out/mine"),
-        (["inspect", "/"], "'/': give a pair's path without .bin and .idx"),
-        (["merge", "a", "b", "--output-prefix", "out/.."], "'out/..': end it with a name"),
-        (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
-        (["clean", "--near-duplicates", "1"], "'1': give a number between 0 and 1"),
-        (["decontaminate", "--input", "x", "--output", "y"], "required: --evaluation"),
-    ],
-)
-def test_wrong_flags_are_argparses_to_name(capsys, arguments, message):
-    assert main(arguments) == 2
-    err = capsys.readouterr().err
-    assert message in err or re.search(message, err)
 
 
 def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):

@@ -33,12 +33,6 @@ def sha256(prefix):
     ]
 
 
-def test_megatron_reads_each_document_closed_and_nothing_of_its_neighbours(prefix):
-    dataset = megatron().IndexedDataset(str(prefix))
-    assert [dataset[n].tolist() for n in range(len(dataset))] == [[5, 6, 7, 0], [8, 0], [9, 10, 0]]
-    assert dataset.document_indices.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("vocab_size", [300, 65_499, 65_500])
 def test_the_bytes_are_those_of_megatrons_builder(tmp_path, vocab_size):
     rng = np.random.default_rng(0)
@@ -53,19 +47,6 @@ def test_the_bytes_are_those_of_megatrons_builder(tmp_path, vocab_size):
         builder.add_document(closed, [len(closed)])
     builder.finalize(str(indexed.idx_path(theirs)))
     assert sha256(ours) == sha256(theirs)
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32)])
-def test_ids_take_two_bytes_while_they_fit(tmp_path, vocab_size, dtype):
-    indexed.write(tmp_path / "x", [np.array([vocab_size - 1])], EOD, vocab_size)
-    ids = indexed.read(tmp_path / "x").ids
-    assert ids.dtype == dtype
-    assert ids.tolist() == [vocab_size - 1, EOD]
-
-
-def test_a_pair_of_no_documents_can_be_read(tmp_path):
-    indexed.write(tmp_path / "x", [], EOD, 300)
-    assert indexed.read(tmp_path / "x").num_documents == 0
 
 
 def test_offsets_go_on_past_two_gigabytes(tmp_path):

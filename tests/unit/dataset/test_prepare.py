@@ -73,12 +73,6 @@ def test_part_sizes_do_not_show(text, tmp_path):
     assert contents(tmp_path / "c_text_document") == wanted
 
 
-def test_without_append_eod_nothing_closes_a_document(text, tmp_path):
-    run(job(text, tmp_path / "a", append_eod=False))
-    assert documents(tmp_path / "a_text_document") == TEXTS
-    assert inspect_pair(tmp_path / "a_text_document").problems == []
-
-
 def test_sequences_of_a_document_are_kept_apart_and_the_last_one_is_closed(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": ["one cat", "", "two"]}\n{"text": ""}\n{"text": ["three"]}\n')
@@ -222,14 +216,6 @@ def test_a_strange_file_in_the_work_folder_is_not_deleted(text, tmp_path):
     with pytest.raises(DatasetError, match=r"what is thesis.doc in it"):
         run(job(text, tmp_path / "a"))
     assert (tmp_path / "a.parts" / "thesis.doc").exists()
-
-
-def test_bad_lines_are_listed(text, tmp_path):
-    with text.open("a") as file:
-        file.write('{"no": 1}\n')
-    done, _ = run(job(text, tmp_path / "a"))
-    assert sum(one.num_bad for one in done.facts) == 1
-    assert (tmp_path / "a.bad-lines.txt").read_text() == f"{text}:41: no key 'text'\n"
 
 
 def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):
