@@ -72,31 +72,6 @@ def same(a, b):
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    rows=iterations,
-    ranks=st.integers(1, 3),
-    glue=st.booleans(),
-    prefix=st.sampled_from(["", "x: "]),
-    end=st.sampled_from(["\n", "\r\n"]),
-)
-def test_a_written_log_is_read_back(rows, ranks, glue, prefix, end):
-    text = "".join(f"{prefix}{line}{end}" for line in log_lines(rows, ranks))
-    if glue:
-        text = text.replace(f">{end}{prefix}<", "><")
-    log = read_text(text.encode(), ranks)
-    assert (log.rejects, log.notes, log.ends_mid_line) == ([], [], False)
-    assert len(log.iterations) == len(rows)
-    for number, (record, row) in enumerate(zip(log.iterations, rows, strict=True), 1):
-        assert record.iteration == number
-        # Of timers that round to the same microsecond any may be the printing rank's.
-        assert record.iteration_s in row["times"][:ranks]
-        assert abs(record.iteration_s - row["times"][ranks - 1]) < 1.1e-6
-        assert same(record.loss, math.nan if row["loss"] is None else row["loss"])
-        assert tuple(getattr(record, name) for name in FIELDS[:5]) == row["phases"]
-        assert record.printed["tokens"] == 64 * number
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     rows=iterations,

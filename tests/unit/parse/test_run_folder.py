@@ -31,7 +31,7 @@ def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
     assert (run.repeat, run.status) == (2, "failed")
 
 
-def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
+def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=2)
     runs = read_sweep(folder)
@@ -41,11 +41,6 @@ def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, wri
         "tiny async-gradients",
         "tiny hybrid stride 2",
     ]
-    name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
-    lone = [read_run(write_log(f"{folder}/{name}")) for folder in ("a", "b")]
-    label_runs(lone)
-    assert [run.label for run in lone] == ["7B vanilla", "7B vanilla #2"]
-    assert [run.repeat for run in lone] == [None, None]
 
 
 def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):

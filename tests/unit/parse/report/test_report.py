@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from programs import report as main
-from rows import rows
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
 GPU = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}}
@@ -29,19 +28,6 @@ def run(folder, capsys, *options):
     captured = capsys.readouterr()
     report = folder / "report.md"
     return code, captured.out.splitlines(), report.read_text() if report.is_file() else ""
-
-
-def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
-    folder = sweep_writer.write()
-    code, lines, report = run(folder, capsys)
-    equal = "equal to vanilla (5 losses, 5 gradient norms, weights and optimizer state)"
-    equal += "; gate bitwise passed"
-    assert lines == [f"tiny async-gradients: {equal}", f"tiny hybrid stride 2: {equal}"]
-    assert code == 0
-    assert "none claimed: measured on a CPU" in report
-    assert not re.search(r"speed-up \d|\d\.\d{3}x", report)
-    paths = [row["path"] for row in rows(folder / "tables" / "runs.csv")]
-    assert all(path.startswith("log-tiny-") for path in paths)
 
 
 def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
