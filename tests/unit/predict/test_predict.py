@@ -174,18 +174,6 @@ def test_memory_is_what_the_authors_runs_took(model, engine, fields, host, devic
     assert got.page_locked_bytes < got.host_bytes
 
 
-# Median over 22 runs each of this project's small model on a CPU: peak of rank 0's resident set.
-@pytest.mark.parametrize(
-    ("engine", "policy", "mebibytes"),
-    [("zero3", "auto", 615), ("ours", "all-host", 635), ("ours", "stride", 725)],
-)
-def test_memory_is_what_small_runs_report(engine, policy, mebibytes):
-    workload = of("tiny", engine, dp=1, micro_batch_size=2, policy=policy, subgroup_numel=500_000)
-    got = memory_of(workload, load_machine("cpu-only"))
-    assert got.host_bytes / 2**20 == pytest.approx(mebibytes, rel=0.05)
-    assert got.device_bytes == got.page_locked_bytes == 0
-
-
 def test_what_does_not_fit_is_said_with_what_to_change():
     got = predict(of("70B", "zero3-0.13", dp=4), H100)
     assert not got.fits
