@@ -129,6 +129,13 @@ def test_close_holds_a_run_against_the_reference_of_its_own_seed(gated):
     assert item.ours.label == "tiny hybrid stride 2"
 
 
+def test_close_compares_no_runs_of_different_seeds(gated):
+    gate = {"kind": "close", "tolerance": 0.01}
+    item, _ = gated(gate, [{"point": {"seed": 1}}], [{"point": {"seed": 3}}])
+    assert item.equality == "not compared"
+    assert item.withheld == "no vanilla run of this point"
+
+
 def test_close_names_gate_and_reference_and_decides_the_exit_code(gated, capsys):
     gate = {"kind": "close", "tolerance": 0.01}
     _, folder = gated(gate, [{"losses": (*LOSSES[:4], 8.009)}])
