@@ -303,3 +303,21 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer
     thread.join()
     assert (went[0].failed, went[0].skipped) == (0, 3)
     assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
+
+
+def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys):
+    def last_line(**changes):
+        points = [p.model_copy(update={n: f(i) for n, f in changes.items()})
+                  for i, p in enumerate(the_plan.points)]  # fmt: skip
+        dry_run(replace(the_plan, points=tuple(points)), NAMES, Request())
+        return capsys.readouterr().out.splitlines()[-1]
+
+    the_plan = plan(fake_trainer("ok"))
+    others = "--iterations N, or --minutes 5 (the runs that are likely to end by then)"
+    assert last_line(iterations=lambda _: 4000).endswith(f"; shorter: {others}")
+    found = last_line(iterations=lambda _: 4000, seed=lambda i: 7 + i)
+    assert f'; shorter: --only "seed 7" (one of 3 seeds), {others}' in found
+    assert "shorter" not in last_line()
+    assert main(["--study", "optimus-cc", "--device", "cpu", "--dry-run"]) == 0
+    found = capsys.readouterr().out.splitlines()[-1]
+    assert '; shorter: --only "seed 1" (one of 3 seeds, too few for the gate), ' in found
