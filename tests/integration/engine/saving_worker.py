@@ -22,8 +22,8 @@ from seams import UNFINISHED
 
 LONGEST_S = 0.1
 BETAS = [0.5, 0.75]
-"""Their powers have no rounding in so few steps. DeepSpeed multiplies up what it has, and takes
-``pow`` after a load, so that with other betas a run that goes on ends in other bits in stock too."""
+"""Their powers are exact in so few steps. DeepSpeed multiplies up what it has, and takes ``pow``
+after a load: with other betas a run that goes on ends in other bits, in stock too."""
 
 
 def digest(engine):
