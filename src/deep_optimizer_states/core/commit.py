@@ -6,7 +6,8 @@ When all ranks have, rank 0 writes down in the checkpoint's folder what is to be
 files their names, and replaces ``latest``, each step synced. Killed before it wrote that down, the
 checkpoint is not there and ``latest`` names the one before; killed after it, the next load or save
 does what is left to do. So a tag that is used again keeps its old files until all new ones are
-there.
+there. While its files get their names one by one, some are old and some are new; ``latest`` is not
+there then, so that nobody takes the mixture for a checkpoint.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def _write_down(target: Target, files: Sequence[Path]) -> Path:
     to_do, draft = folder / TO_DO, folder / f"draft-{TO_DO}"
     content = {
         "files": [os.path.relpath(path, folder) for path in files],
-        LATEST: target.tag if target.is_latest else None,
+        LATEST: target.tag
+        if target.is_latest or read_latest(target.folder) == target.tag
+        else None,
     }
     try:
         _write_synced(draft, json.dumps(content))
@@ -180,6 +183,9 @@ def _write_down(target: Target, files: Sequence[Path]) -> Path:
 def _carry_out(to_do: Path) -> None:
     folder = to_do.parent
     content = json.loads(to_do.read_text())
+    if read_latest(folder.parent) == folder.name:
+        (folder.parent / LATEST).unlink()
+        sync(folder.parent)
     for name in content["files"]:
         path = folder / name
         with contextlib.suppress(FileNotFoundError):  # it has its name already

@@ -52,8 +52,8 @@ def main():
     with Trial(block) as trial:
         engine = trial.open(case)
         first = 0
-        if (folder / "latest").exists():
-            _, state = engine.load_checkpoint(folder)
+        path, state = engine.load_checkpoint(folder)
+        if path is not None:
             first = state["iteration"] + 1
             said(first - 1, digest(engine))
         chance = random.Random(seed)

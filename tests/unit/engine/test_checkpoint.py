@@ -393,13 +393,15 @@ class Disk:
 
 
 OLD, NEW = "old", "new"
+FILES = ["a.pt", "b.pt"]
 
 
 def save_over(root, tag, state):
     """One rank's save of a file, from its first byte to its name."""
     save = BackgroundSave(tiles_of(state), range(4), 10**6)
     (root / tag).mkdir(exist_ok=True)
-    save.add({"masters": state[0]}, root / tag / "file.pt")
+    for name in FILES:
+        save.add({"masters": state[0]}, root / tag / name)
     rank = Ranks(HashStore(), 0, 1, 0)
 
     def finish(ended):
@@ -412,11 +414,14 @@ def save_over(root, tag, state):
 
 
 def survive(root, tag, state, monkeypatch, after, loses_names=False):
-    """Kill a save after so many operations; return the disk, and what the next process loads."""
-    torch.save({"masters": torch.zeros(NUMEL)}, root / "file.pt")
+    """Kill a save after so many operations; return the disk, and what the next process loads.
+
+    What somebody reads who knows nothing of saves in the background must be whole as well.
+    """
     before = root / "saves"
     (before / "first").mkdir(parents=True)
-    (root / "file.pt").rename(before / "first" / "file.pt")
+    for name in FILES:
+        torch.save({"masters": torch.zeros(NUMEL)}, before / "first" / name)
     (before / LATEST).write_text("first")
     monkeypatch.setattr(threading, "excepthook", lambda told: None)
     with monkeypatch.context() as patch:
@@ -424,9 +429,19 @@ def survive(root, tag, state, monkeypatch, after, loses_names=False):
         with contextlib.suppress(Killed):
             save_over(before, tag, state)
     disk.lose(root / "torn", loses_names)
+    if (root / "torn" / LATEST).exists():
+        masters_of_latest(root / "torn")
     recover(root / "torn", removes=False)
-    named = read_latest(root / "torn")
-    return disk, named, torch.load(root / "torn" / named / "file.pt")["masters"]
+    return disk, *masters_of_latest(root / "torn")
+
+
+def masters_of_latest(folder):
+    """Return the tag that ``latest`` names, and the numbers that all its files hold."""
+    tag = read_latest(folder)
+    first, second = (torch.load(folder / tag / name)["masters"] for name in FILES)
+    if not torch.equal(first, second):
+        raise RuntimeError(f"{tag}: files of two saves")
+    return tag, first
 
 
 @pytest.mark.parametrize("tag", ["second", "first"], ids=["new tag", "tag used again"])
