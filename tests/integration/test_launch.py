@@ -5,6 +5,7 @@ import json
 import signal
 
 import numpy as np
+import psutil
 import pytest
 from fake_runs import ROOT, finish, pids, run_dir, start, status
 from processes import is_alive
@@ -67,6 +68,18 @@ def test_a_signal_ends_every_process_of_the_run_and_no_other(tmp_path, sleeper, 
     assert not any(map(is_alive, numbers))
     assert sleeper.poll() is None
     assert status(results)["status"] == "interrupted"
+
+
+def test_ranks_whose_launcher_was_killed_are_ended_too(tmp_path, sleeper):
+    results = tmp_path / "r"
+    process = start("hang", results, "--dp", "2")
+    numbers = pids(results, 4)
+    (torchrun,) = psutil.Process(process.pid).children()
+    torchrun.kill()
+    assert finish(process)[0] == 137
+    assert not any(map(is_alive, numbers))
+    assert sleeper.poll() is None
+    assert status(results)["status"] == KILLED
 
 
 def test_user_errors_are_one_line_and_exit_code_2(tmp_path):
