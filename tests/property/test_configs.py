@@ -6,8 +6,7 @@ from hypothesis import given, strategies as st
 
 from configs.errors import ConfigError
 from configs.study import default_study, make_point
-from configs.templates import filled
-from launch.config_n_run import _ENGINE_KEYS, build_parser, point_from_flags
+from launch.config_n_run import build_parser, point_from_flags
 from launch.ds_json import deepspeed_config
 
 STUDY = default_study()
@@ -56,25 +55,19 @@ def from_flags(*knobs):
     return point_from_flags(vars(build_parser().read([*PAPERS, *map(str, words)])))
 
 
-@given(points())
-def test_the_papers_knobs_give_the_engine_back(point):
-    keys = filled(point.row.keys, point.values)
-    if keys:
-        found = from_flags(*(keys.get(name, 0) for name in _ENGINE_KEYS))
-        assert (found.engine, found.stride) == (point.engine, point.stride)
-
-
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9))
 def test_knobs_are_an_engine_or_a_config_error(prefetch, flush_async, gaps):
     # The hybrid update has asynchronous gradients, so that the pair of 1 and 0 names no engine.
-    allowed = (prefetch, flush_async) in {(0, 0), (0, 1), (1, 1)} and (gaps >= 1 or not prefetch)
+    engines = {(0, 0): "vanilla", (0, 1): "async-gradients", (1, 1): "hybrid"}
+    allowed = (prefetch, flush_async) in engines and (gaps >= 1 or not prefetch)
     try:
         point = from_flags(prefetch, flush_async, gaps)
     except ConfigError:
         assert not allowed
     else:
         assert allowed
-        assert (point.stride > 0) == (point.engine == "hybrid")
+        assert point.engine == engines[prefetch, flush_async]
+        assert point.stride == (gaps if prefetch else 0)
 
 
 @given(points())
