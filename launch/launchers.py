@@ -7,6 +7,7 @@ reads a hostfile; srun starts torchrun on every node of a Slurm job.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -40,6 +41,9 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _PORTS = (10_000, 32_768)
 """Where free ports are looked for: lower ones belong to services, higher ones to the kernel."""
+_MOST_KEPT = 64
+_kept: list[socket.socket] = []
+"""Names that keep the ports of the last calls from other processes of this project."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,30 @@ def free_port() -> int:
     """Return a TCP port that nobody listens on now.
 
     The kernel would give one of its own range, and give it again to any process that asks before
-    the ranks, which start seconds later, listen on it. So it is drawn from below that range.
+    the ranks, which start seconds later, listen on it. So it is drawn from below that range, and
+    no other call gives it as long as this process lives.
     """
     for port in [*(SystemRandom().randrange(*_PORTS) for _ in range(20)), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
+            _keep(found)
             return found
     raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
+
+
+def _keep(port: int) -> None:
+    """Take a name of Linux's for a port; an error if somebody has it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0deep_optimizer_states/port/{port}")
+    except OSError:
+        name.close()
+        raise
+    _kept.append(name)
+    atexit.register(name.close)
+    if len(_kept) > _MOST_KEPT:
+        _kept.pop(0).close()
 
 
 def extensions_folder(environment: Mapping[str, str]) -> Path:

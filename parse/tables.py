@@ -40,7 +40,10 @@ def engine_fields(study: Study) -> list[str]:
 
 
 def _numbers(study: Study) -> list[str]:
-    """Return the fields of :func:`engine_fields` that are no text, which have their place first."""
+    """Return those of :func:`engine_fields` that hold numbers or switches.
+
+    Their columns stand beside the engine's. Columns of texts are newer and stand at the end.
+    """
     return [name for name in engine_fields(study) if study.fields[name].type != "str"]
 
 
@@ -76,14 +79,8 @@ def run_columns(study: Study) -> list[str]:
         *("samples_per_s", "run_id", "started", "source", "pp", "dtype", "zero_stage"),
         *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
         *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
-        *(
-            "host_peak_gib",
-            "gpu_peak_gib",
-            "gpu_util_percent",
-            "link_mbit",
-            *own,
-            "checkpoint_stall_ms",
-        ),
+        *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent", "link_mbit"),
+        *(*own, "checkpoint_stall_ms"),
     ]
     return list(dict.fromkeys(columns))
 

@@ -40,6 +40,8 @@ TOKEN_VARIABLE = "DOS_RUN_TOKEN"
 """Environment variable that marks the processes of a run."""
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+YOUNG_S = 1.0
+"""Age below which a process may still be about to load its program."""
 WARM_S = 600.0
 """Longest time until a companion is ready."""
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -53,12 +55,25 @@ class Members:
         if not _TOKEN.fullmatch(token):
             raise ValueError(f"{token!r} is not the token of a run")
         self._token = token
+        self._strangers: set[psutil.Process] = set()
         self.leaders: set[int] = set()
         """Processes that were started in sessions of their own and are not reaped yet."""
 
     def all(self) -> list[psutil.Process]:
         """Return every living one. psutil tells a reused process id from the process we saw."""
         return [process for process in psutil.process_iter() if self._has(process)]
+
+    def sample(self) -> list[psutil.Process]:
+        """Return every living one, cheaply: a process that was a stranger is not asked again.
+
+        For measuring alone: an id that is reused between two calls keeps its old verdict. One
+        thread may call it.
+        """
+        every = set(psutil.process_iter())
+        ours = {process for process in every - self._strangers if self._has(process)}
+        # What has just been forked has no environment until its program is loaded.
+        self._strangers = {process for process in every - ours if _age_s(process) > YOUNG_S}
+        return list(ours)
 
     def end(self) -> None:
         """Ask every one to end; wait until they have, for at most the grace."""
@@ -94,6 +109,13 @@ class Members:
             return bool(self._token) and process.environ().get(TOKEN_VARIABLE) == self._token
         except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
             return False
+
+
+def _age_s(process: psutil.Process) -> float:
+    try:
+        return time.time() - float(process.create_time())
+    except psutil.Error:
+        return 0.0
 
 
 def end_leftovers(token: str) -> list[int]:

@@ -161,8 +161,6 @@ def save_whole(
     is_there = False
 
     def name() -> None:
-        for file in partial.iterdir():
-            sync(file)
         description = {
             "schema_version": SCHEMA_VERSION,
             "iteration": iteration,

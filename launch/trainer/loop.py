@@ -141,9 +141,9 @@ def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
         is_last = point.save_interval > 0 and number == point.iterations
         saves = _is_due(number, point.save_interval) or is_last
         if evaluates:
-            begun = time.perf_counter()
+            begin = time.perf_counter()
             loss = adapter.evaluate()
-            recorder.evaluation(number, loss, seconds=time.perf_counter() - begun)
+            recorder.evaluation(number, loss, seconds=time.perf_counter() - begin)
         if saves:
             begin = time.perf_counter()
             save_whole(run, number, adapter.save, functools.partial(recorder.checkpoint, number))

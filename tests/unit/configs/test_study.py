@@ -29,6 +29,12 @@ in_pairs = "free"
 title = "depth"
 only_some_engines = true
 
+[fields.way]
+type = "str"
+choices = ["slow", "quick"]
+default = "slow"
+title = "way"
+
 [ds_config.zero_optimization]
 reduce_bucket_size = "{bucket_numel}"
 
@@ -85,6 +91,8 @@ def test_a_study_says_what_a_point_may_have(make):
         study.make_point({"model": "small", "stride": 2})
     with pytest.raises(ConfigError, match="depth must be below 9 for engine 'overlapped'"):
         study.make_point({"model": "small", "engine": "overlapped", "depth": 9})
+    with pytest.raises(ConfigError, match=r"way.*fast.*slow.*quick"):
+        study.make_point({"model": "small", "way": "fast"})
     with pytest.raises(ConfigError, match="depth 3 has no meaning for engine 'plain'"):
         study.make_point({"model": "small", "depth": 3})
 
@@ -135,6 +143,7 @@ def test_a_study_takes_over_what_it_extends(make):
         (("tolerance = 1e-3\n", ""), "gate.*tolerance goes with kind 'close'"),
         (('kind = "close"', 'kind = "exact"'), "'gate.kind' = 'exact'"),
         (("default = 600_000", "default = 0.5"), r"fields\.bucket_numel'?: default 0\.5 is no int"),
+        (('default = "slow"', 'default = "slo"'), "default 'slo' is none of slow, quick"),
         (("[fields.bucket_numel]", "[fields.iterations]"), "'iterations' is one of every point"),
         (("{bucket_numel}", "{bucket}"), "ds_config: unknown field 'bucket': .*'bucket_numel'"),
         (("{depth}", "{dpeth}"), "engine 'overlapped': unknown field 'dpeth': .*'depth'"),

@@ -10,7 +10,7 @@ from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from deep_optimizer_states.core.host import usable_cores
-from launch import cli
+from launch import cli, launchers
 from launch.launchers import (
     Launcher,
     Program,
@@ -240,3 +240,20 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch):
         taken = server.getsockname()[1]
         monkeypatch.setattr("launch.launchers.SystemRandom.randrange", lambda *_: taken)
         assert free_port() != taken, "the kernel's, since all that were drawn are taken"
+
+
+def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
+    port = free_port()
+    code = "import sys; from launch import launchers; launchers._keep(int(sys.argv[1]))"
+
+    def take(number):
+        words = [sys.executable, "-c", code, str(number)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stderr
+
+    assert "Address already in use" in take(port)
+    monkeypatch.setattr(launchers.SystemRandom, "randrange", lambda *_: port)
+    assert free_port() != port, "the kernel's, since all that were drawn are taken"
+    for name in launchers._kept:
+        name.close()
+    launchers._kept.clear()
+    assert take(port) == ""

@@ -1,5 +1,6 @@
 import json
 import os
+import secrets
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ from launch.process.monitor import NO_GPU, Gpus, look_around, monitoring
 from launch.process.supervise import TOKEN_VARIABLE, Members
 
 BUSY = "while True: pass"
-TOKEN = "0123456789abcdef" * 2
+TOKEN = secrets.token_hex(16)
 
 
 class NoDevices:
@@ -163,6 +164,12 @@ def test_the_ranks_gpus_in_cudas_order(pynvml, visible, count, utilisation):
     rows = Gpus(visible, count).sample(set())
     assert [row["gpu_util_percent"] for row in rows] == utilisation
     assert [row["device_id"] for row in rows] == list(range(len(rows)))
+
+
+def test_what_a_gpu_does_not_say_is_null(pynvml):
+    (row,) = Gpus("3", 1).sample(set())
+    assert row["pcie_tx_bytes_per_s"] is None
+    assert row["gpu_util_percent"] == 93
 
 
 def test_without_library_or_driver_there_are_no_gpus(pynvml, monkeypatch):

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from launch.process.supervise import (
 from launch.process.watch import ProgressWatch
 
 PYTHON = sys.executable
-TOKEN = "0123456789abcdef" * 2
+TOKEN = secrets.token_hex(16)
 SLEEPER = "import time; time.sleep(600)"
 IGNORES_SIGTERM = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n"
 ORPHAN = f"""
@@ -242,11 +243,30 @@ def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path, beside):
     assert log.read_text() == "waits\n"
 
 
+def test_what_runs_beside_sees_the_runs_processes(tmp_path):
+    seen = []
+
+    @contextlib.contextmanager
+    def beside(members):
+        seen.append([process.pid for process in members.all()])
+        (tmp_path / "seen").touch()
+        yield
+        seen.append([process.pid for process in members.all()])
+
+    code = "import pathlib, time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.02)"
+    supervise(Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log"), beside)
+    assert (len(seen[0]), seen[1]) == (1, [])
+
+
+def started(token=TOKEN):
+    environment = {**os.environ, TOKEN_VARIABLE: token}
+    return subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
+
+
 @pytest.fixture
 def leftover():
     """A process of a run whose driver is gone."""
-    environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
-    process = subprocess.Popen([PYTHON, "-c", SLEEPER], env=environment, start_new_session=True)
+    process = started()
     yield process
     process.kill()
     process.wait()
@@ -272,3 +292,28 @@ def test_what_is_no_token_ends_nothing(leftover, sleeper, monkeypatch, token):
     members = Members(TOKEN)
     members._token = ""  # even so
     assert members.all() == []
+
+
+def test_a_sample_sees_processes_come_and_go(leftover):
+    members = Members(TOKEN)
+    assert [member.pid for member in members.sample()] == [leftover.pid]
+    other = started()
+    try:
+        both = {leftover.pid, other.pid}
+        assert wait_for(lambda: {member.pid for member in members.sample()} == both)
+    finally:
+        other.kill()
+        other.wait()
+    assert [member.pid for member in members.sample()] == [leftover.pid]
+
+
+@pytest.mark.parametrize(("age_s", "seen"), [(0.5, True), (1.5, False)])
+def test_a_young_stranger_is_asked_again_and_an_old_one_is_not(leftover, monkeypatch, age_s, seen):
+    process = psutil.Process(leftover.pid)
+    answers = iter([False, True])  # it had not loaded its program when it was looked at first
+    monkeypatch.setattr(Members, "_has", lambda self, one: next(answers))
+    monkeypatch.setattr(psutil, "process_iter", lambda: [process])
+    monkeypatch.setattr(module, "_age_s", lambda _process: age_s)
+    members = Members(TOKEN)
+    assert members.sample() == []
+    assert members.sample() == ([process] if seen else [])
