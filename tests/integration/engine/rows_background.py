@@ -6,8 +6,10 @@ import threading
 from unittest import mock
 
 import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from engines import POLICIES, RANK, STRIDE, Case, Trial, answer
 from rows import Rows
+from rows_checkpoints import convert
 from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
 from seams import BackgroundSave
 
@@ -101,14 +103,14 @@ SMALL = {**STRIDE, **BACKGROUND, "checkpoint_memory_bytes": 3000}
 WIDE = Case(config={"bf16": BF16_ALL})
 for name, ranks, case, block in (
     ("all-host", (1,), Case(), POLICIES["all-host"]),
-    ("stride", (1, 2), Case(), STRIDE),
+    ("stride", (1, 2, 4), Case(), STRIDE),
     ("dynamic", (1,), Case(), POLICIES["dynamic"]),
     ("a share resident", (1,), Case(), POLICIES["ratio 0.5"]),
-    ("no memory for copies", (1, 2), Case(), SMALL),
+    ("no memory for copies", (1, 2, 4), Case(), SMALL),
     ("16-bit states", (1,), WIDE, STRIDE),
     ("weights on the host", (1,), CASES["offload_param"], STRIDE),
-    ("stage 2", (1, 2), CASES[f"ZeRO-2: {FIRST_CASE}"], STRIDE),
-    ("stage 1", (2,), CASES[f"ZeRO-1: {FIRST_CASE}"], SMALL),
+    ("stage 2", (1, 2, 4), CASES[f"ZeRO-2: {FIRST_CASE}"], STRIDE),
+    ("stage 1", (2, 4), CASES[f"ZeRO-1: {FIRST_CASE}"], SMALL),
 ):
 
     @ROWS.check(name, *ranks, case=case, block={**BACKGROUND, **block})
@@ -119,6 +121,29 @@ for name, ranks, case, block in (
         assert bool(found.written_first_bytes) == bool(is_small)
         assert found.peak_bytes <= found._memory_bytes
         assert found.copied_bytes or is_small
+
+
+for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
+
+    @ROWS.check(f"zero_to_fp32 and the universal conversion{name}", 1, 2, 4, case=case)
+    def read_by_programs(folder, case):
+        save_and_train_on(case, {**STRIDE, **BACKGROUND}, folder)
+        convert(folder, ("ours", "stock"), "--inject_missing_state")
+        torch.distributed.barrier()
+        if RANK:
+            return
+        found, expected = (
+            {
+                "fp32": get_fp32_state_dict_from_zero_checkpoint(str(folder / name), TAG),
+                **{
+                    str(path.relative_to(folder / name)): torch.load(path, weights_only=False)
+                    for path in sorted((folder / name).rglob(f"{TAG}_universal/zero/**/*.pt"))
+                },
+            }
+            for name in ("ours", "stock")
+        )
+        assert len(expected) > 3 * len(expected["fp32"])
+        assert unlike(found, expected) == []
 
 
 @ROWS.check("frozen parameters left out")

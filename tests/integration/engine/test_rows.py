@@ -28,6 +28,7 @@ def checkpoints(tmp_path_factory):
         pytest.param("setup", 1, "few", marks=EMULATED),
         pytest.param("background", 1, "few"),
         pytest.param("background", 2, "few", marks=TWO),
+        pytest.param("background", 4, "few", marks=[pytest.mark.exhaustive, EMULATED]),
         ("backward", 1, "few"),
         pytest.param("backward", 2, "few", marks=TWO),
         pytest.param("checkpoints", 2, "few", marks=TWO),
