@@ -1,7 +1,7 @@
 """Train, save after every iteration, and be killed at a random moment; go on from the last save.
 
-``saving_worker.py FOLDER ITERATIONS SEED VICTIM``: VICTIM is ``all``, a rank, or somebody else. What
-rank 0 prints for each iteration is its number and a digest of the weights. Not a test itself.
+``saving_worker.py FOLDER ITERATIONS SEED VICTIM``: VICTIM is ``all``, a rank, or somebody else.
+What rank 0 prints for each iteration is its number and a digest of the weights. Not a test itself.
 """
 
 import hashlib
