@@ -8,13 +8,16 @@ everything is on the disk. All files must hold the same numbers, or there is no 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.timing import BenchmarkError, Times
 from configs.cli import Parser, count, run_command, say
@@ -30,7 +33,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train the engines in turns.
+    """Train the engines in turns, or one after the other.
 
     Returns:
         For each engine seconds of an iteration, seconds that a save costs, seconds of the call, and
@@ -39,48 +42,72 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     Raises:
         BenchmarkError: Two engines saved different numbers.
     """
-    import torch
-
     from benchmarks.host_worker import make_engine, start_one_rank
 
     start_one_rank()
-    engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in given.engines}
-    inputs = torch.ones(given.batch, given.width, dtype=torch.bfloat16)
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"iteration": [], "cost": [], "call": [], "copied": [], "waited for": []}
-        for name in engines
+    found: dict[str, dict[str, list[float]]] = {}
+    for names in [[name] for name in given.engines] if given.apart else [given.engines]:
+        engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in names}
+        for turn in range(WARM_UP + given.repeats):
+            for name, engine in engines.items():
+                row = _one_turn(engine, given, folder / name)
+                if turn >= WARM_UP:
+                    for key, value in row.items():
+                        found.setdefault(name, {}).setdefault(key, []).append(value)
+        for engine in engines.values():
+            engine.destroy()
+        del engine, engines
+        gc.collect()
+    _compare([folder / name for name in given.engines])
+    return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
+
+
+def _one_turn(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    plain, begin = _train(engine, given), time.perf_counter()
+    engine.save_checkpoint(str(folder), "saved")
+    call = time.perf_counter() - begin
+    cost = call + _train(engine, given) - plain
+    checkpoints = getattr(engine.optimizer, "checkpoints", None)
+    if checkpoints is not None:
+        checkpoints.wait()
+    os.sync()
+    last = getattr(checkpoints, "last", None)
+    return {
+        "iteration": plain / given.every,
+        "cost": cost,
+        "call": call,
+        "copied": getattr(last, "copied_bytes", 0),
+        "waited for": getattr(last, "written_first_bytes", 0),
     }
 
-    def train(engine: Any) -> float:
-        begin = time.perf_counter()
-        for _ in range(given.every):
-            engine.backward(engine(inputs).float().pow(2).mean())
-            engine.step()
-        updates = getattr(engine.optimizer, "background", None)
-        if updates is not None:
-            updates.wait()  # the update that the last step() launched belongs to these iterations
-        return time.perf_counter() - begin
 
-    for turn in range(WARM_UP + given.repeats):
-        for name, engine in engines.items():
-            plain, begin = train(engine), time.perf_counter()
-            engine.save_checkpoint(str(folder / name), "saved")
-            call = time.perf_counter() - begin
-            cost, row = call + train(engine) - plain, found[name]
-            checkpoints = getattr(engine.optimizer, "checkpoints", None)
-            if checkpoints is not None:
-                checkpoints.wait()
-            os.sync()
-            if turn < WARM_UP:
-                continue
-            last = getattr(checkpoints, "last", None)
-            row["iteration"].append(plain / given.every)
-            row["cost"].append(cost)
-            row["call"].append(call)
-            row["copied"].append(getattr(last, "copied_bytes", 0))
-            row["waited for"].append(getattr(last, "written_first_bytes", 0))
-        _compare([folder / name for name in engines])
-    return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
+@contextlib.contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Train with so many threads; the plugin takes as many as the machine seems to have cores."""
+    if number is None:
+        yield
+        return
+    import torch
+
+    from deep_optimizer_states.core import host
+
+    torch.set_num_threads(number)
+    with mock.patch.object(host, "usable_cores", return_value=number):
+        yield
+
+
+def _train(engine: Any, given: argparse.Namespace) -> float:
+    import torch
+
+    inputs = torch.ones(given.batch, given.width, dtype=torch.bfloat16)
+    begin = time.perf_counter()
+    for _ in range(given.every):
+        engine.backward(engine(inputs).float().pow(2).mean())
+        engine.step()
+    updates = getattr(engine.optimizer, "background", None)
+    if updates is not None:
+        updates.wait()  # the update that the last step() launched belongs to these iterations
+    return time.perf_counter() - begin
 
 
 def _compare(folders: Sequence[Path]) -> None:
@@ -131,11 +158,14 @@ def main() -> int:
     parser.add_argument("--every", type=count, default=5, help="iterations from save to save")
     parser.add_argument("--repeats", type=count, default=5, help="saves that count")
     parser.add_argument("--engines", nargs="+", default=list(BLOCKS), choices=list(BLOCKS))
+    parser.add_argument("--threads", type=count, help="of training [default: one a core]")
+    parser.add_argument("--apart", action="store_true", help="one engine in memory at a time")
     parser.add_argument("--folder", type=Path, help="where files go [default: a temporary one]")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=given.folder, prefix="saves-"))
     try:
-        found = measure(given, folder)
+        with _threads(given.threads):
+            found = measure(given, folder)
     finally:
         shutil.rmtree(folder)
     say(as_text(found, given.width**2 * given.layers, given.every))
