@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,19 +47,24 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     start_one_rank()
     found: dict[str, dict[str, list[float]]] = {}
+    digests: dict[str, str] = {}
     for names in [[name] for name in given.engines] if given.apart else [given.engines]:
         engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in names}
         for turn in range(WARM_UP + given.repeats):
             for name, engine in engines.items():
+                shutil.rmtree(folder / name, ignore_errors=True)
                 row = _one_turn(engine, given, folder / name)
                 if turn >= WARM_UP:
                     for key, value in row.items():
                         found.setdefault(name, {}).setdefault(key, []).append(value)
-        for engine in engines.values():
+        for name, engine in engines.items():
+            digests[name] = _digest(folder / name)
+            shutil.rmtree(folder / name)
             engine.destroy()
         del engine, engines
         gc.collect()
-    _compare([folder / name for name in given.engines])
+    if len(set(digests.values())) > 1:
+        raise BenchmarkError(f"not the same master weights in all checkpoints; no ratio: {digests}")
     return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
 
 
@@ -110,17 +116,15 @@ def _train(engine: Any, given: argparse.Namespace) -> float:
     return time.perf_counter() - begin
 
 
-def _compare(folders: Sequence[Path]) -> None:
+def _digest(folder: Path) -> str:
     import torch
 
-    first, *others = [
-        torch.load(next((folder / "saved").glob("*optim_states.pt")), mmap=True, weights_only=False)
-        for folder in folders
-    ]
-    for folder, other in zip(folders[1:], others, strict=True):
-        states = [it["optimizer_state_dict"]["fp32_flat_groups"] for it in (first, other)]
-        if not all(map(torch.equal, *states)):
-            raise BenchmarkError(f"{folder}: other master weights than in {folders[0]}; no ratio")
+    (file,) = (folder / "saved").glob("*optim_states.pt")
+    state = torch.load(file, mmap=True, weights_only=False)["optimizer_state_dict"]
+    found = hashlib.sha256()
+    for master in state["fp32_flat_groups"]:
+        found.update(master.view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def as_text(found: dict[str, Any], numel: int, every: int) -> str:
