@@ -2,14 +2,15 @@
 
 Engines train the same model in turns: so many iterations without a save, then as many with one at
 their beginning. What the second takes longer is what the save costs. The next turn begins when
-everything is on the disk. All files must hold the same numbers, or there is no ratio.
+everything is on the disk. All files must hold the same numbers, or there is no ratio. Engines too
+large to stand side by side are measured by a call each (``--engines stock``, then
+``--engines background``), which print the same SHA-256.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import hashlib
 import os
 import shutil
@@ -34,7 +35,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train the engines in turns, or one after the other.
+    """Train the engines in turns.
 
     Returns:
         For each engine seconds of an iteration, seconds that a save costs, seconds of the call, and
@@ -47,24 +48,18 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     start_one_rank()
     found: dict[str, dict[str, list[float]]] = {}
-    digests: dict[str, str] = {}
-    for names in [[name] for name in given.engines] if given.apart else [given.engines]:
-        engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in names}
-        for turn in range(WARM_UP + given.repeats):
-            for name, engine in engines.items():
-                shutil.rmtree(folder / name, ignore_errors=True)
-                row = _one_turn(engine, given, folder / name)
-                if turn >= WARM_UP:
-                    for key, value in row.items():
-                        found.setdefault(name, {}).setdefault(key, []).append(value)
+    engines = {name: make_engine(given.width, given.layers, BLOCKS[name]) for name in given.engines}
+    for turn in range(WARM_UP + given.repeats):
         for name, engine in engines.items():
-            digests[name] = _digest(folder / name)
-            shutil.rmtree(folder / name)
-            engine.destroy()
-        del engine, engines
-        gc.collect()
+            shutil.rmtree(folder / name, ignore_errors=True)
+            row = _one_turn(engine, given, folder / name)
+            if turn >= WARM_UP:
+                for key, value in row.items():
+                    found.setdefault(name, {}).setdefault(key, []).append(value)
+    digests = {name: _digest(folder / name) for name in engines}
     if len(set(digests.values())) > 1:
         raise BenchmarkError(f"not the same master weights in all checkpoints; no ratio: {digests}")
+    say(f"SHA-256 of the last saved master weights: {digests[given.engines[0]]}")
     return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
 
 
@@ -163,7 +158,6 @@ def main() -> int:
     parser.add_argument("--repeats", type=count, default=5, help="saves that count")
     parser.add_argument("--engines", nargs="+", default=list(BLOCKS), choices=list(BLOCKS))
     parser.add_argument("--threads", type=count, help="of training [default: one a core]")
-    parser.add_argument("--apart", action="store_true", help="one engine in memory at a time")
     parser.add_argument("--folder", type=Path, help="where files go [default: a temporary one]")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=given.folder, prefix="saves-"))
