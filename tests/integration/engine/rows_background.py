@@ -242,6 +242,34 @@ def save_in_a_handler(folder):
         trial.end(engine)
 
 
+@ROWS.check("Ctrl-C in the middle of a save", 1, 2)
+def interrupt_a_save(folder):
+    """Of all ranks, at their last file; the save before stays, and the next one is whole."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder, "first", {"at": 1})
+        add, added = BackgroundSave.add, []
+
+        def add_or_interrupt(save, state, path):
+            added.append(path)
+            if "optim_states" in path.name:
+                raise KeyboardInterrupt
+            add(save, state, path)
+
+        with mock.patch.object(BackgroundSave, "add", add_or_interrupt):
+            assert answer(lambda: engine.save_checkpoint(folder, TAG)) == "KeyboardInterrupt: "
+        assert len(added) == 2
+        torch.distributed.barrier()  # each rank removes its own files
+        assert (folder / "latest").read_text() == "first"
+        assert not list(folder.rglob("*unfinished*"))
+        trial.train(engine, 1)
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
+        engine.save_checkpoint(folder, TAG, {"at": 2})
+        assert engine.load_checkpoint(folder)[1]["at"] == 2
+        trial.end(engine)
+
+
 @ROWS.check("a folder that is gone ends no training", 1, 2)
 def lose_the_folder(folder):
     """The rank that finds out tells the others; the next save is whole again."""
