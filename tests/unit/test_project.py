@@ -5,6 +5,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import deep_optimizer_states
 from deep_optimizer_states.__main__ import REQUIRED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +90,10 @@ def test_every_requirement_is_pinned():
     for path in (ROOT / "requirements").glob("*.txt"):
         for line in path.read_text().splitlines():
             assert line.startswith("#") or re.fullmatch(pin, line), line
+
+
+def test_a_release_is_called_alike_everywhere():
+    version = deep_optimizer_states.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    releases = re.findall(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert releases[0] == version
