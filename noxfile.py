@@ -28,6 +28,7 @@ OLDER_DEEPSPEED = tomllib.loads(
 DEEPSPEED = [*OLDER_DEEPSPEED, NEWEST_DEEPSPEED]
 MEGATRON = {"3.11": ["0.16.1"], "3.12": ["0.16.1", "0.19.2"], "3.13": ["0.16.1", "0.19.2"]}
 """Python -> releases of megatron-core that are published for it."""
+SOURCES = tomllib.loads(Path("third_party/versions.toml").read_text())
 TRAINER_TESTS = [
     "tests/integration/test_trainer.py",
     "tests/integration/test_trainer_model.py",
@@ -56,6 +57,22 @@ def trainers(session: nox.Session, megatron: str) -> None:
     """Run the tests of the trainers on megatron-core, with the newest DeepSpeed."""
     set_up(session, {"megatron-core": megatron})
     test(session, "-m", "not exhaustive", *TRAINER_TESTS)
+
+
+# Needs GitHub, and hours; `make compat` leaves it out.
+@nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
+@nox.parametrize(
+    "release", [nox.param(r, id=r) for r in DEEPSPEED if f"deepspeed-tests-{r}" in SOURCES]
+)
+def deepspeed_tests(session: nox.Session, release: str) -> None:
+    """Run DeepSpeed's own unit tests under stock and the plugin; writes docs/deepspeed-tests.md."""
+    set_up(session, {"deepspeed": release})
+    session.install("pytest<8.4")  # in later ones DeepSpeed's fixtures are none
+    source = f"deepspeed-tests-{release}"
+    session.run("python", "third_party/fetch.py", source)
+    work = Path(session.virtualenv.location, "deepspeed-tests")
+    suite = ("tests/deepspeed_suite/suite.py", f"third_party/src/{source}", f"--work={work}")
+    session.run("python", *suite, *session.posargs, env={"PYTHONWARNINGS": "ignore"})
 
 
 def set_up(session: nox.Session, releases: dict[str, str]) -> None:

@@ -1,0 +1,230 @@
+"""Switch the plugin on in DeepSpeed's own tests, and note what they do.
+
+``suite.py`` gives it to pytest as a plugin. DeepSpeed's tests run in ranks that a fork server
+starts; the server imports this module first, so that it is in every rank. It adds blocks to
+configs, and changes nothing else that a test can see but random seeds, which are fixed.
+"""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.engine import DeepSpeedEngine
+from unit.common import DistributedExec
+
+# Models of these tests have a few hundred parameters: small tiles give CPU and device both some.
+BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}
+TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
+"""Files ``notes`` and ``results``, whether to ``plugin`` and to ``add``, and ``only`` which tests."""
+ENGINES = []
+
+multiprocessing.set_forkserver_preload([__name__])
+
+
+def note(kind, value):
+    # One write to the end of a file: lines of several ranks do not mix.
+    with Path(TASK["notes"]).open("a") as file:
+        file.write(json.dumps([int(os.environ.get("RANK", "0")), kind, value]) + "\n")
+
+
+def wrap(owner, name):
+    """Put a function in the place of a method, which it is given first."""
+
+    def decorate(wrapper):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args, **kwargs):
+            return wrapper(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    return decorate
+
+
+def fix_seeds():
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(1234)
+
+
+def bits(tensor):
+    """A digest of every bit, by which any NaN equals any other (docs/settings.md)."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
+    raw = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def offloads(params):
+    """Return whether a config offloads its optimizer to the CPU, and whether that can be added."""
+    zero = params.get("zero_optimization")
+    if not isinstance(zero, dict) or not zero.get("stage"):
+        return False, False
+    offload = zero.get("offload_optimizer")
+    device = getattr(offload, "device", None) or (offload or {}).get("device")
+    optimizer = params.get("optimizer") or {}
+    is_adam = str(optimizer.get("type")).lower() in ("adam", "adamw")
+    is_free = offload is None and not zero.get("cpu_offload")
+    is_cpu = str(getattr(device, "value", device)) == "cpu"
+    return is_cpu or bool(zero.get("cpu_offload")), is_adam and is_free
+
+
+if TASK["plugin"]:
+    import deep_optimizer_states
+    from deep_optimizer_states import errors
+
+    deep_optimizer_states.install()
+
+    @wrap(errors.DeepOptimizerStatesError, "__init__")
+    def _note_refusal(original, error, *words):
+        original(error, *words)
+        if isinstance(error, (errors.ConfigError, errors.UnsupportedDeepSpeedError)):
+            note("refused", str(error))
+
+
+@wrap(DeepSpeedConfig, "_initialize_params")
+def _add_blocks(original, config, params):
+    is_offloaded, can_add = offloads(params)
+    note("offload", "own" if is_offloaded else "could be added" if can_add else "none")
+    if TASK["add"] and can_add:
+        zero = {**params["zero_optimization"], "offload_optimizer": {"device": "cpu"}}
+        params = {**params, "zero_optimization": zero}
+    if TASK["plugin"] and (is_offloaded or (TASK["add"] and can_add)):
+        params = {**params, "deep_optimizer_states": BLOCK}
+    original(config, params)
+
+
+@wrap(DeepSpeedEngine, "_configure_zero_optimizer")
+def _note_engine(original, engine, optimizer):
+    made = original(engine, optimizer)
+    note("engine", hasattr(made, "background"))
+    ENGINES.append(engine)
+    return made
+
+
+@wrap(DeepSpeedEngine, "forward")
+def _note_loss(original, engine, *args, **kwargs):
+    loss = original(engine, *args, **kwargs)
+    if type(loss) is torch.Tensor and loss.numel() == 1:
+        note("bits", bits(loss))
+    return loss
+
+
+@wrap(DeepSpeedEngine, "step")
+def _note_norm(original, engine, *args, **kwargs):
+    original(engine, *args, **kwargs)
+    norm = getattr(engine, "_global_grad_norm", None)
+    if norm is not None:
+        note("bits", str(float(norm)))
+
+
+@wrap(DeepSpeedEngine, "destroy")
+def _note_before_the_end(original, engine, *args, **kwargs):
+    note_state(engine)
+    original(engine, *args, **kwargs)
+
+
+def note_state(engine):
+    """Note this rank's part of weights, master weights and moments, once for each engine."""
+    if engine not in ENGINES:
+        return
+    ENGINES.remove(engine)
+    try:
+        note("bits", {name: bits(tensor) for name, tensor in state_of(engine)})
+    except Exception as error:  # noqa: BLE001 - a test may leave an engine in any state
+        note("bits", type(error).__name__)
+
+
+def state_of(engine):
+    """Without padding, which stock leaves uninitialised."""
+    optimizer = engine.optimizer
+    masters = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    if masters is None:
+        masters = getattr(optimizer, "single_partition_of_fp32_groups", [])
+        cuts = [[(master.numel(), 0)] for master in masters]
+    else:
+        groups = optimizer.fp16_partitioned_groups
+        cuts = [
+            [(part.numel(), padding) for part, padding in zip(parts, paddings, strict=True)]
+            for parts, paddings in zip(groups, optimizer.groups_padding, strict=True)
+        ]
+    for number, (master, cut) in enumerate(zip(masters, cuts, strict=True)):
+        state = optimizer.optimizer.state.get(master, {})
+        moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state}
+        for key, tensor in {"master": master.data, **moments}.items():
+            pieces = tensor.flatten().split([numel for numel, _ in cut])
+            for idx, (piece, (numel, padding)) in enumerate(zip(pieces, cut, strict=True)):
+                yield f"{key}/{number}/{idx}", piece[: numel - padding]
+    for name, param in engine.module.named_parameters():
+        if not hasattr(param, "ds_tensor"):
+            yield name, param.data
+        elif param.ds_tensor.device.type != "meta":
+            rank = torch.distributed.get_rank(param.ds_process_group)
+            left = param.ds_numel - rank * param.partition_numel()
+            yield name, param.ds_tensor.flatten()[: max(0, left)]
+
+
+@wrap(DistributedExec, "_dist_run")
+def _run_noted(original, test, *args, **kwargs):
+    fix_seeds()
+    result = original(test, *args, **kwargs)
+    for engine in list(ENGINES):
+        note_state(engine)
+    return result
+
+
+@wrap(DistributedExec, "_close_pool")
+def _end_ranks(original, test, pool, *args, **kwargs):
+    """End ranks at once after a failure: they may wait for each other."""
+    if sys.exc_info()[0] is None:
+        return original(test, pool, *args, **kwargs)
+    pool.terminate()
+    return pool.join()
+
+
+# What follows is of the process that runs pytest.
+
+
+def pytest_collection_modifyitems(config, items):
+    if TASK["only"] is None:
+        return
+    left_out = [item for item in items if item.nodeid not in set(TASK["only"])]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item.nodeid in set(TASK["only"])]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    fix_seeds()
+    item.suite = {"test": item.nodeid, "outcome": "passed", "why": ""}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if not report.passed and item.suite["outcome"] == "passed":
+        said = report.longrepr[2] if report.skipped else report.longreprtext
+        errors = re.findall(r"^(?:E\s+)?([\w.]*(?:Error|Exception|Failed)\b.*)", said, re.M)
+        item.suite |= {"outcome": report.outcome, "why": (errors or said.splitlines()[-1:])[-1]}
+    if report.when == "call" and report.passed:
+        for engine in list(ENGINES):
+            note_state(engine)
+    if report.when == "teardown":
+        ENGINES.clear()
+        notes = Path(TASK["notes"])
+        lines = [json.loads(line) for line in notes.read_text().splitlines()]
+        notes.write_text("")
+        item.suite["notes"] = sorted(lines, key=lambda line: line[0])  # stable: by rank, in order
+        with Path(TASK["results"]).open("a") as file:
+            file.write(json.dumps(item.suite) + "\n")
