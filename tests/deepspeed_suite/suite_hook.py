@@ -1,8 +1,7 @@
 """Switch the plugin on in DeepSpeed's own tests, and note what they do.
 
-``suite.py`` gives it to pytest as a plugin. DeepSpeed's tests run in ranks that a fork server
-starts; the server imports this module first, so that it is in every rank. It adds blocks to
-configs, and changes nothing else that a test can see but random seeds, which are fixed.
+``suite.py`` gives it to pytest as a plugin. The ranks of a test are forked from a server, which
+imports this module first. It adds blocks to configs and fixes seeds; a test sees nothing else.
 """
 
 import functools
@@ -25,7 +24,7 @@ from unit.common import DistributedExec
 # Models of these tests have a few hundred parameters: small tiles give CPU and device both some.
 BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}
 TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
-"""Files ``notes`` and ``results``, whether to ``plugin`` and to ``add``, and ``only`` which tests."""
+"""Files ``notes`` and ``results``, whether to ``plugin`` and to ``add``, ``only`` which tests."""
 ENGINES = []
 
 multiprocessing.set_forkserver_preload([__name__])
@@ -57,29 +56,6 @@ def fix_seeds():
         seed(1234)
 
 
-def bits(tensor):
-    """A digest of every bit, by which any NaN equals any other (docs/settings.md)."""
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point():
-        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
-    raw = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(raw).hexdigest()[:16]
-
-
-def offloads(params):
-    """Return whether a config offloads its optimizer to the CPU, and whether that can be added."""
-    zero = params.get("zero_optimization")
-    if not isinstance(zero, dict) or not zero.get("stage"):
-        return False, False
-    offload = zero.get("offload_optimizer")
-    device = getattr(offload, "device", None) or (offload or {}).get("device")
-    optimizer = params.get("optimizer") or {}
-    is_adam = str(optimizer.get("type")).lower() in ("adam", "adamw")
-    is_free = offload is None and not zero.get("cpu_offload")
-    is_cpu = str(getattr(device, "value", device)) == "cpu"
-    return is_cpu or bool(zero.get("cpu_offload")), is_adam and is_free
-
-
 if TASK["plugin"]:
     import deep_optimizer_states
     from deep_optimizer_states import errors
@@ -95,12 +71,18 @@ if TASK["plugin"]:
 
 @wrap(DeepSpeedConfig, "_initialize_params")
 def _add_blocks(original, config, params):
-    is_offloaded, can_add = offloads(params)
-    note("offload", "own" if is_offloaded else "could be added" if can_add else "none")
-    if TASK["add"] and can_add:
-        zero = {**params["zero_optimization"], "offload_optimizer": {"device": "cpu"}}
-        params = {**params, "zero_optimization": zero}
-    if TASK["plugin"] and (is_offloaded or (TASK["add"] and can_add)):
+    zero = params.get("zero_optimization")
+    zero = zero if isinstance(zero, dict) and zero.get("stage") else {}
+    offload = zero.get("offload_optimizer") or {"device": "cpu" if zero.get("cpu_offload") else ""}
+    device = offload["device"] if isinstance(offload, dict) else offload.device
+    is_own = getattr(device, "value", device) == "cpu"
+    is_adam = str((params.get("optimizer") or {}).get("type")).lower() in ("adam", "adamw")
+    can_add = bool(zero) and is_adam and device == ""
+    note("offload", "own" if is_own else "could be added" if can_add else "none")
+    if can_add and TASK["add"]:
+        added = {**zero, "offload_optimizer": {"device": "cpu"}}
+        params = {**params, "zero_optimization": added}
+    if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
         params = {**params, "deep_optimizer_states": BLOCK}
     original(config, params)
 
@@ -113,20 +95,10 @@ def _note_engine(original, engine, optimizer):
     return made
 
 
-@wrap(DeepSpeedEngine, "forward")
-def _note_loss(original, engine, *args, **kwargs):
-    loss = original(engine, *args, **kwargs)
-    if type(loss) is torch.Tensor and loss.numel() == 1:
-        note("bits", bits(loss))
-    return loss
-
-
 @wrap(DeepSpeedEngine, "step")
 def _note_norm(original, engine, *args, **kwargs):
     original(engine, *args, **kwargs)
-    norm = getattr(engine, "_global_grad_norm", None)
-    if norm is not None:
-        note("bits", str(float(norm)))
+    note("bits", str(getattr(engine, "_global_grad_norm", None)))
 
 
 @wrap(DeepSpeedEngine, "destroy")
@@ -146,33 +118,39 @@ def note_state(engine):
         note("bits", type(error).__name__)
 
 
+def bits(tensor):
+    """A digest of every bit, by which any NaN equals any other (docs/settings.md)."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
+    raw = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
 def state_of(engine):
-    """Without padding, which stock leaves uninitialised."""
-    optimizer = engine.optimizer
-    masters = getattr(optimizer, "fp32_partitioned_groups_flat", None)
-    if masters is None:
-        masters = getattr(optimizer, "single_partition_of_fp32_groups", [])
-        cuts = [[(master.numel(), 0)] for master in masters]
-    else:
-        groups = optimizer.fp16_partitioned_groups
-        cuts = [
-            [(part.numel(), padding) for part, padding in zip(parts, paddings, strict=True)]
-            for parts, paddings in zip(groups, optimizer.groups_padding, strict=True)
-        ]
-    for number, (master, cut) in enumerate(zip(masters, cuts, strict=True)):
-        state = optimizer.optimizer.state.get(master, {})
-        moments = {key: state[key] for key in ("exp_avg", "exp_avg_sq") if key in state}
-        for key, tensor in {"master": master.data, **moments}.items():
-            pieces = tensor.flatten().split([numel for numel, _ in cut])
-            for idx, (piece, (numel, padding)) in enumerate(zip(pieces, cut, strict=True)):
-                yield f"{key}/{number}/{idx}", piece[: numel - padding]
+    """Without padding, which stock leaves uninitialised at stage 3."""
+    stock = engine.optimizer
     for name, param in engine.module.named_parameters():
         if not hasattr(param, "ds_tensor"):
             yield name, param.data
-        elif param.ds_tensor.device.type != "meta":
+        else:
             rank = torch.distributed.get_rank(param.ds_process_group)
             left = param.ds_numel - rank * param.partition_numel()
             yield name, param.ds_tensor.flatten()[: max(0, left)]
+    if hasattr(stock, "fp32_partitioned_groups_flat"):
+        masters, groups = stock.fp32_partitioned_groups_flat, stock.fp16_partitioned_groups
+        cuts = [[part.numel() for part in parts] for parts in groups]
+        paddings = stock.groups_padding
+    else:
+        masters = getattr(stock, "single_partition_of_fp32_groups", [])
+        cuts, paddings = [[master.numel()] for master in masters], [[0]] * len(masters)
+    for idx, master in enumerate(masters):
+        state = stock.optimizer.state.get(master, {})
+        tensors = {"master": master, **{key: state[key] for key in state if key != "step"}}
+        for key, tensor in sorted(tensors.items()):
+            pieces = tensor.flatten().split(cuts[idx])
+            for number, (piece, padding) in enumerate(zip(pieces, paddings[idx], strict=True)):
+                yield f"{key}/{idx}/{number}", piece[: len(piece) - padding]
 
 
 @wrap(DistributedExec, "_dist_run")
@@ -196,12 +174,8 @@ def _end_ranks(original, test, pool, *args, **kwargs):
 # What follows is of the process that runs pytest.
 
 
-def pytest_collection_modifyitems(config, items):
-    if TASK["only"] is None:
-        return
-    left_out = [item for item in items if item.nodeid not in set(TASK["only"])]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item.nodeid in set(TASK["only"])]
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if TASK["only"] is None or item.nodeid in TASK["only"]]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -211,12 +185,12 @@ def pytest_runtest_setup(item):
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
+def pytest_runtest_makereport(item):
     report = (yield).get_result()
     if not report.passed and item.suite["outcome"] == "passed":
-        said = report.longrepr[2] if report.skipped else report.longreprtext
+        said = str(report.longrepr[2] if report.skipped else report.longreprtext)
         errors = re.findall(r"^(?:E\s+)?([\w.]*(?:Error|Exception|Failed)\b.*)", said, re.M)
-        item.suite |= {"outcome": report.outcome, "why": (errors or said.splitlines()[-1:])[-1]}
+        item.suite |= {"outcome": report.outcome, "why": (errors or said.splitlines() or [""])[-1]}
     if report.when == "call" and report.passed:
         for engine in list(ENGINES):
             note_state(engine)
