@@ -29,34 +29,27 @@ SAME, PASSED, REFUSED = "same bits", "passed", "refused"
 OTHER, ALONE, STOCK_ALONE = "other bits", "plugin alone fails", "stock alone fails"
 BOTH, SKIPPED, NONE = "both fail", "skipped", "no offload"
 COLUMNS = (SAME, PASSED, REFUSED, OTHER, ALONE, STOCK_ALONE, BOTH)
+LOST = {"outcome": "failed", "why": "pytest ended before it", "engine": [], "refused": []}
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+ENVIRONMENT |= {"LOCAL_SIZE": "4"}  # for as many accelerators a CPU is taken
+# A test's own limit is to come first; ranks are started for each test.
+ENVIRONMENT |= {"DS_UNITTEST_TIMEOUT": "3600", "DS_DISABLE_REUSE_DIST_ENV": "1"}
 WAYS = {"own": "As written: the test offloads its optimizer", "added": "With an offload added"}
-
-
-def offload_of(record):
-    """Return "own", "could be added" or "none", of what a test's configs have."""
-    found = {value for _, kind, value in record["notes"] if kind == "offload"}
-    return next((each for each in ("own", "could be added") if each in found), "none")
-
-
-def values_of(record, kind):
-    return [value for _, found, value in record["notes"] if found == kind]
 
 
 def verdict(stock, ours):
     """Judge a test by its record under stock and, where it was run, with the plugin."""
-    if ours is None:
-        return SKIPPED if stock["outcome"] == "skipped" else NONE
-    passes = (stock["outcome"] == "passed", ours["outcome"] == "passed")
-    if all(passes):
-        if not any(values_of(ours, "engine")):
-            return NONE
-        bits = [[line for line in each["notes"] if line[1] == "bits"] for each in (stock, ours)]
-        return OTHER if bits[0] != bits[1] else SAME if bits[0] else PASSED
-    if passes[0]:
-        return REFUSED if values_of(ours, "refused") else ALONE
     if stock["outcome"] == "skipped":
         return SKIPPED
-    return STOCK_ALONE if passes[1] else BOTH
+    if ours is None or (ours["outcome"] == "passed" and not any(ours["engine"])):
+        return NONE
+    if stock["outcome"] == "failed":
+        return STOCK_ALONE if ours["outcome"] == "passed" else BOTH
+    if ours["outcome"] != "passed":
+        return REFUSED if ours["refused"] else ALONE
+    if stock["bits"] != ours["bits"]:
+        return OTHER
+    return SAME if stock["bits"] else PASSED
 
 
 class Suite:
@@ -72,84 +65,68 @@ class Suite:
         """Run a file's tests; return test -> record."""
         if only == []:
             return {}
-        notes, results = self.work / "notes.jsonl", self.work / "results.jsonl"
-        for path in (notes, results):
-            path.write_text("")
-        task = {"notes": str(notes), "results": str(results), "plugin": plugin, "add": add}
-        env = os.environ | {
-            "DEEPSPEED_SUITE": json.dumps({**task, "only": only}),
-            "PYTHONPATH": os.pathsep.join((str(HERE), str(self.tests))),
-            "DS_ACCELERATOR": "cpu",
-            "DS_DISABLE_REUSE_DIST_ENV": "1",
-            "DS_UNITTEST_TIMEOUT": "3600",  # a test's own limit comes first
-            "LOCAL_SIZE": "4",  # accelerators that a CPU is taken for
-            "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": "0",
-        }
+        files = {name: str(self.work / f"{name}.jsonl") for name in ("notes", "results")}
+        for path in files.values():
+            Path(path).write_text("")
+        env = os.environ | ENVIRONMENT
+        env["DEEPSPEED_SUITE"] = json.dumps({**files, "plugin": plugin, "add": add, "only": only})
+        env["PYTHONPATH"] = os.pathsep.join((str(HERE), str(self.tests)))
         words = ["-p", "suite_hook", "-p", "no:cacheprovider", "--timeout=300", "-q", "--tb=short"]
         command = [sys.executable, "-m", "pytest", *words, f"unit/{file}.py"]
         with (self.work / "output.txt").open("a") as output:
             subprocess.run(command, cwd=self.tests, env=env, stdout=output, stderr=output)
-        records = [json.loads(line) for line in results.read_text().splitlines()]
+        records = map(json.loads, Path(files["results"]).read_text().splitlines())
         return {record["test"]: record for record in records}
 
     def judge(self, file):
         """Return a row for each test of a file: way, verdict, test and the reason."""
         stock = self.run(file)
-        offloads = {test: offload_of(record) for test, record in stock.items()}
-        own = [test for test, offload in offloads.items() if offload == "own"]
-        free = [test for test, offload in offloads.items() if offload == "could be added"]
-        ours = self.run(file, plugin=True, only=own)
+        own = [test for test, record in stock.items() if "own" in record["offload"]]
+        could = {test for test, record in stock.items() if "could be added" in record["offload"]}
+        free = sorted(could.difference(own))
+        ours = dict.fromkeys([*own, *free], LOST) | self.run(file, plugin=True, only=own)
         stock |= self.run(file, add=True, only=free)
         ours |= self.run(file, plugin=True, add=True, only=free)
         rows = []
         for test, record in stock.items():
             other = ours.get(test)
             found = verdict(record, other)
-            refusals = values_of(other, "refused") if other else []
-            why = refusals[0] if found == REFUSED else (other or record)["why"] or record["why"]
-            way = "added" if test in free else "own" if test in own else "none"
-            rows.append([way, found, test, why])
+            why = other["refused"][0] if found == REFUSED else (other or record)["why"]
+            way = "own" if test in own else "added"
+            rows.append([way, found, test, why or record["why"]])
         return rows
 
 
 def section(release, files, today):
     """Return the page's part of a release, from file -> rows."""
     rows = [(file, *row) for file, found in files.items() for row in found]
-    totals = Counter((SKIPPED if v == SKIPPED else NONE) for _, _, v, _, _ in rows if is_out(v))
-    text = [f"## DeepSpeed {release}", ""]
-    text += [
-        f"{today}, torch {metadata.version('torch')}, Python {sys.version_info[0]}."
-        f"{sys.version_info[1]}: {len(rows)} tests of {len(files)} files. {totals[SKIPPED]} skip "
-        f"themselves on a CPU, and {totals[NONE]} have no optimizer that could be offloaded."
+    totals = Counter(found for _, _, found, _, _ in rows)
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    text = [
+        f"## DeepSpeed {release}\n",
+        f"{today}, torch {metadata.version('torch')}, Python {python}: {len(rows)} tests of "
+        f"{len(files)} files. {totals[SKIPPED]} skip themselves on a CPU, and {totals[NONE]} have "
+        "no optimizer that could be offloaded.",
     ]
     for way, title in WAYS.items():
         counts = defaultdict(Counter)
         for file, found_way, found, _, _ in rows:
-            if found_way == way and not is_out(found):
+            if found_way == way and found in COLUMNS:
                 counts[file][found] += 1
-        counts["all"] = sum(counts.values(), Counter())
-        text += ["", f"**{title}.**", "", f"| file | {' | '.join(COLUMNS)} |"]
+                counts["all"][found] += 1
+        text += [f"\n**{title}.**\n", f"| file | {' | '.join(COLUMNS)} |"]
         text += ["|---|" + "---:|" * len(COLUMNS)]
-        text += [f"| {f} | {' | '.join(str(n[c]) for c in COLUMNS)} |" for f, n in counts.items()]
-    for column in (REFUSED, OTHER, ALONE, STOCK_ALONE, BOTH):
+        for file in [*filter(counts.get, files), "all"]:
+            text += [f"| {file} | {' | '.join(str(counts[file][each]) for each in COLUMNS)} |"]
+    for column in COLUMNS[2:]:
         reasons = defaultdict(list)
         for file, _, found, test, why in rows:
             if found == column:
-                reasons[why].append(f"{Path(file).name} {test.rpartition('::')[2]}")
-        if reasons:
-            text += ["", f"{column.capitalize()}:", ""]
-            text += [f"- {', '.join(tests)}: `{one_line(w)}`" for w, tests in reasons.items()]
+                line = " ".join(why.split()).replace("`", "'")[:300]
+                reasons[line].append(f"{Path(file).name} {test.rpartition('::')[2]}")
+        text += [f"\n{column.capitalize()}:\n"] if reasons else []
+        text += [f"- {', '.join(tests)}: `{line}`" for line, tests in reasons.items()]
     return "\n".join(text) + "\n"
-
-
-def is_out(found):
-    return found in (SKIPPED, NONE)
-
-
-def one_line(why):
-    line = " ".join(why.split()).replace("`", "'")
-    return line if len(line) < 300 else line[:300] + "..."
 
 
 def write_page(release, text):

@@ -103,19 +103,18 @@ def _note_norm(original, engine, *args, **kwargs):
 
 @wrap(DeepSpeedEngine, "destroy")
 def _note_before_the_end(original, engine, *args, **kwargs):
-    note_state(engine)
+    note_state([engine])
     original(engine, *args, **kwargs)
 
 
-def note_state(engine):
+def note_state(engines):
     """Note this rank's part of weights, master weights and moments, once for each engine."""
-    if engine not in ENGINES:
-        return
-    ENGINES.remove(engine)
-    try:
-        note("bits", {name: bits(tensor) for name, tensor in state_of(engine)})
-    except Exception as error:  # noqa: BLE001 - a test may leave an engine in any state
-        note("bits", type(error).__name__)
+    for engine in [each for each in engines if each in ENGINES]:
+        ENGINES.remove(engine)
+        try:
+            note("bits", {name: bits(tensor) for name, tensor in state_of(engine)})
+        except Exception as error:  # noqa: BLE001 - a test may leave an engine in any state
+            note("bits", type(error).__name__)
 
 
 def bits(tensor):
@@ -157,8 +156,7 @@ def state_of(engine):
 def _run_noted(original, test, *args, **kwargs):
     fix_seeds()
     result = original(test, *args, **kwargs)
-    for engine in list(ENGINES):
-        note_state(engine)
+    note_state(ENGINES)
     return result
 
 
@@ -182,6 +180,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     fix_seeds()
     item.suite = {"test": item.nodeid, "outcome": "passed", "why": ""}
+    item.suite |= {kind: [] for kind in ("offload", "engine", "bits", "refused")}
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -192,13 +191,13 @@ def pytest_runtest_makereport(item):
         errors = re.findall(r"^(?:E\s+)?([\w.]*(?:Error|Exception|Failed)\b.*)", said, re.M)
         item.suite |= {"outcome": report.outcome, "why": (errors or said.splitlines() or [""])[-1]}
     if report.when == "call" and report.passed:
-        for engine in list(ENGINES):
-            note_state(engine)
+        note_state(ENGINES)
     if report.when == "teardown":
         ENGINES.clear()
         notes = Path(TASK["notes"])
         lines = [json.loads(line) for line in notes.read_text().splitlines()]
         notes.write_text("")
-        item.suite["notes"] = sorted(lines, key=lambda line: line[0])  # stable: by rank, in order
+        for _, kind, value in sorted(lines, key=lambda line: line[0]):  # stable: a rank's in order
+            item.suite[kind].append(value)
         with Path(TASK["results"]).open("a") as file:
             file.write(json.dumps(item.suite) + "\n")
