@@ -69,10 +69,10 @@ class Suite:
         for path in files.values():
             Path(path).write_text("")
         env = os.environ | ENVIRONMENT
-        env["DEEPSPEED_SUITE"] = json.dumps({**files, "plugin": plugin, "add": add, "only": only})
+        env["DEEPSPEED_SUITE"] = json.dumps({**files, "plugin": plugin, "add": add})
         env["PYTHONPATH"] = os.pathsep.join((str(HERE), str(self.tests)))
         words = ["-p", "suite_hook", "-p", "no:cacheprovider", "--timeout=300", "-q", "--tb=short"]
-        command = [sys.executable, "-m", "pytest", *words, f"unit/{file}.py"]
+        command = [sys.executable, "-m", "pytest", *words, *(only or [f"unit/{file}.py"])]
         with (self.work / "output.txt").open("a") as output:
             subprocess.run(command, cwd=self.tests, env=env, stdout=output, stderr=output)
         records = map(json.loads, Path(files["results"]).read_text().splitlines())

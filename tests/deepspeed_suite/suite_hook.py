@@ -24,7 +24,7 @@ from unit.common import DistributedExec
 # Models of these tests have a few hundred parameters: small tiles give CPU and device both some.
 BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}
 TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
-"""Files ``notes`` and ``results``, whether to ``plugin`` and to ``add``, ``only`` which tests."""
+"""The files ``notes`` and ``results``; whether to ``plugin``, and to ``add`` an offload."""
 ENGINES = []
 
 multiprocessing.set_forkserver_preload([__name__])
@@ -167,13 +167,6 @@ def _end_ranks(original, test, pool, *args, **kwargs):
         return original(test, pool, *args, **kwargs)
     pool.terminate()
     return pool.join()
-
-
-# What follows is of the process that runs pytest.
-
-
-def pytest_collection_modifyitems(items):
-    items[:] = [item for item in items if TASK["only"] is None or item.nodeid in TASK["only"]]
 
 
 @pytest.hookimpl(tryfirst=True)
