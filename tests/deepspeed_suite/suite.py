@@ -149,10 +149,9 @@ def main():
             get_accelerator().create_op_builder(f"{op}Builder").load()
     suite = Suite(given.source, given.work.resolve())
     for file in given.files:
-        if not (suite.tests / "unit" / f"{file}.py").exists():
-            continue
-        files[file] = suite.judge(file)
-        print(file, dict(Counter(found for _, found, _, _ in files[file])), flush=True)
+        if (suite.tests / "unit" / f"{file}.py").exists():
+            files[file] = suite.judge(file)
+        print(file, Counter(found for _, found, *_ in files.get(file, [])), flush=True)
         known.write_text(json.dumps(files, indent=1))
         write_page(release, section(release, files, datetime.date.today().isoformat()))
     found = [row for rows in files.values() for row in rows if row[1] in (OTHER, ALONE)]

@@ -47,8 +47,7 @@ def wrap(owner, name):  # the function comes in the method's place, and is given
 
 
 def fix_seeds():
-    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-        seed(1234)
+    [seed(1234) for seed in (random.seed, numpy.random.seed, torch.manual_seed)]
 
 
 if TASK["plugin"]:
