@@ -66,7 +66,11 @@ def torches(session: nox.Session, torch: str) -> None:
 @nox.session
 @nox.parametrize(
     "python,torch",
-    [nox.param(p, t, id=f"{p}-{t}") for p in PLUGIN_PYTHONS for t in PLUGIN_TORCHES.get(p, TORCHES)],
+    [
+        nox.param(python, torch, id=f"{python}-{torch}")
+        for python in PLUGIN_PYTHONS
+        for torch in PLUGIN_TORCHES.get(python, TORCHES)
+    ],
 )
 def wheel(session: nox.Session, torch: str) -> None:
     """Install the wheel by its file alone, and train by the lines of its README."""

@@ -1,6 +1,6 @@
 """Train by the lines of the package's README, with and without the plugin: the same bits.
 
-``nox -s wheel`` runs it where only the wheel and what it depends on is installed. Not a test itself.
+``nox -s wheel`` runs it where only the wheel and its dependencies are. Not a test itself.
 """
 
 import json
@@ -32,7 +32,7 @@ def train(enabled):
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     namespace = {"model": model, "ds_config": ds_config}
-    exec(CODE.replace("model=model,", "model=model, model_parameters=model.parameters(),"), namespace)
+    exec(CODE, namespace)
     engine, found = namespace["engine"], []
     for _ in range(5):
         x = torch.randn(1, 64, device=engine.device, dtype=torch.bfloat16)
@@ -53,8 +53,8 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 (stock, expected), (ours, found) = train(False), train(True)
 assert (stock, ours) == ("DeepSpeedZeroOptimizer_Stage3", "InterleavedZeroOptimizer")
 assert found == expected
-versions = (f"{name} {metadata.version(name)}" for name in ("torch", "deepspeed"))
+versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "deepspeed"))
 origin = Path(metadata.distribution("deep-optimizer-states").locate_file("deep_optimizer_states"))
 assert not origin.is_relative_to(ROOT / "src")
-print(f"README's lines, {', '.join(versions)}: 5 losses, 5 norms and {len(found) - 10} weights equal")
+print(f"{versions}: 5 losses, 5 norms and {len(found) - 10} parameters equal", flush=True)
 os._exit(0)  # without the end of the interpreter, in which some jobs abort, stock or not

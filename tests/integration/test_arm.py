@@ -71,7 +71,8 @@ def compile_both(folder, flags, edit):
     heads = [f"c10/util/{name}.h" for name in ("BFloat16", "Half")]
     heads += ["cmath", "cstring", "stdexcept", "type_traits"]
     extension = "".join(f"#include <{name}>\n" for name in heads)
-    (folder / "torch" / "extension.h").write_text(f"{extension}namespace torch {{ class Tensor; }}\n")
+    extension += "namespace torch { class Tensor; }\n"
+    (folder / "torch" / "extension.h").write_text(extension)
     stock = (CSRC / "adam" / "cpu_adam_impl.cpp").read_text().partition("std::map<")[0]
     (folder / "stock.cpp").write_text(stock)
     for path in host._SOURCES:
@@ -149,7 +150,7 @@ class Arm:
 
 
 def numbers(numel, generator):
-    """Of every size, with zeros, infinities and NaN among them."""
+    """Draw numbers of every size, with zeros, infinities and NaN among them."""
     powers = torch.randint(-140, 120, (numel,), generator=generator).double()
     found = torch.randn(numel, generator=generator).double() * powers.exp2()
     found[:: numel // len(SPECIAL)][: len(SPECIAL)] = SPECIAL.double()
@@ -164,7 +165,7 @@ def hard_inputs(dtypes):
 
 
 def differs(arm, dtypes, decoupled, monkeypatch):
-    """How the adapter rounds the tail, and the first difference of our kernel on ARM from stock's."""
+    """Return the tail that the adapter finds, and where our kernel then differs from stock's."""
     tail = tail_of_op(arm, decoupled, dtypes)
     inputs = hard_inputs(dtypes)
     for decay in (0.0, 0.1):

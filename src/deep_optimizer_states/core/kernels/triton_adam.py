@@ -29,12 +29,14 @@ ALIGNMENT = 16
 
 @triton.jit
 def _sqrt_rn(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    return tl.inline_asm_elementwise("sqrt.rn.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    code: tl.constexpr = "sqrt.rn.f32 $0, $1;"
+    return tl.inline_asm_elementwise(code, "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _div_rn(x, y):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    return tl.inline_asm_elementwise("div.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    code: tl.constexpr = "div.rn.f32 $0, $1, $2;"
+    return tl.inline_asm_elementwise(code, "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
 
 
 def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton reads the names
