@@ -70,7 +70,7 @@ def trainers(session: nox.Session, megatron: str) -> None:
 
 
 def program(session: nox.Session) -> None:
-    """Train with a real program on a CPU, with and without the plugin; writes docs/frameworks.md."""
+    """Train with a real program on a CPU, stock beside the plugin; writes docs/frameworks.md."""
     wanted = [f"torch=={TORCH}", f"deepspeed=={NEWEST_DEEPSPEED}", *PROGRAMS[session.name]]
     pins = {word.partition("==")[0]: word for word in wanted}
     unwanted = [f"{name}; sys_platform == 'none'" for name in FOR_GPUS]
@@ -85,7 +85,7 @@ def program(session: nox.Session) -> None:
     session.run(*install, "--upgrade-package", session.name, *pins.values())
     session.run(*install, "--no-deps", "-e", ".")
     session.run("python", "-W", "ignore", "-m", "deep_optimizer_states.build")
-    session.run("python", "tests/programs", session.name)
+    session.run("python", "tests/programs", session.name, env={"PYTHONPATH": "tests/support"})
 
 
 for name in PROGRAMS:

@@ -21,14 +21,12 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[1:1] = [str(ROOT / "tests" / "support")]
-
 import inputs
 import torch
 from safetensors.torch import load_file
 from table import EXPECTED, PROGRAMS, STEPS, Run
 
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "frameworks.md"
 BEGIN, END = "<!-- programs -->\n", "<!-- end of programs -->\n"
 BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 4096}
@@ -150,8 +148,9 @@ def write_rows(name, rows):
     """Put a program's rows into the document in the place of those that were there."""
     before, rest = DOCUMENT.read_text().split(BEGIN)
     table, after = rest.split(END)
-    head, others = table.splitlines()[:2], table.splitlines()[2:]
-    kept = [line for line in others if not line.startswith(f"| {PROGRAMS[name].package} ")]
+    *head, others = table.split("\n", 2)
+    start = f"| {PROGRAMS[name].package} "
+    kept = [line for line in others.splitlines() if not line.startswith(start)]
     lines = "\n".join([*head, *sorted([*kept, *rows])])
     DOCUMENT.write_text(f"{before}{BEGIN}{lines}\n{END}{after}")
 
