@@ -1,5 +1,5 @@
+import importlib
 import logging
-import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -333,10 +333,15 @@ def test_an_engine_that_was_made_before_install_is_refused_if_it_asks_for_the_pl
         deep_optimizer_states.uninstall()
 
 
-def test_importing_installed_installs(monkeypatch):
-    """Also from its file alone, as ms-swift imports it."""
-    path = Path(deep_optimizer_states.__file__).with_name("installed.py")
+def test_importing_installed_installs_also_by_its_path(monkeypatch):
+    """As ms-swift does, which puts the file's folder on Python's path: it does not stay there."""
     monkeypatch.setattr(deep_optimizer_states, "install", lambda: called.append(1))
-    called = []
-    runpy.run_path(str(path))
-    assert called == [1]
+    called, folder = [], Path(deep_optimizer_states.__file__).parent
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [str(folder), *before])
+    for module in ("installed", "deep_optimizer_states.installed"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.import_module(module)
+        monkeypatch.delitem(sys.modules, module)
+    assert called == [1, 1]
+    assert sys.path == before
