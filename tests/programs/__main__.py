@@ -118,7 +118,7 @@ def compare(name, preset, ranks, folder):
     """Return the outcome's words; raises if it is neither equal nor what is expected."""
     program, config = PROGRAMS[name], PROGRAMS[name].presets[preset]
     if preset in program.shipped:
-        file = importlib.metadata.distribution(program.package).locate_file(program.shipped[preset])
+        file = importlib.metadata.distribution(name).locate_file(program.shipped[preset])
         config = json.loads(Path(file).read_text())
     results, errors = [], []
     for with_plugin in (False, True):
@@ -149,7 +149,7 @@ def write_rows(name, rows):
     before, rest = DOCUMENT.read_text().split(BEGIN)
     table, after = rest.split(END)
     *head, others = table.split("\n", 2)
-    start = f"| {PROGRAMS[name].package} "
+    start = f"| {name} "
     kept = [line for line in others.splitlines() if not line.startswith(start)]
     lines = "\n".join([*head, *sorted([*kept, *rows])])
     DOCUMENT.write_text(f"{before}{BEGIN}{lines}\n{END}{after}")
@@ -158,7 +158,7 @@ def write_rows(name, rows):
 def main():
     (name,) = sys.argv[1:]
     only, program = os.environ.get("ONLY", ""), PROGRAMS[name]
-    used = [program.package, *{"transformers", "deepspeed"} - {program.package}]
+    used = [name, *sorted({"transformers", "deepspeed"} - {name})]
     versions = ", ".join(f"{each} {version(each)}" for each in used)
     rows, today = [], datetime.datetime.now(datetime.UTC).date()
     with tempfile.TemporaryDirectory() as temporary:

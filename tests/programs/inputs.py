@@ -19,7 +19,7 @@ CHAT = "{% for message in messages %}{{ message['content'] + '</s>' }}{% endfor 
 
 
 def write(folder):
-    """Write ``model``, ``text/train.jsonl`` and what LLaMA-Factory and ms-swift read of it."""
+    """Write ``model``, ``text/train.jsonl`` and what LLaMA-Factory has to know of it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,13 +49,8 @@ def write(folder):
     for part in (model.to(torch.bfloat16), fast):
         part.save_pretrained(folder / "model")
     (folder / "text").mkdir()
-    lines = [json.dumps({"text": " ".join(pair)}) for pair in PAIRS]
-    (folder / "text" / "train.jsonl").write_text("\n".join(lines))
-    pairs = [{"instruction": asked, "input": "", "output": told} for asked, told in PAIRS]
-    (folder / "pairs.json").write_text(json.dumps(pairs))
-    (folder / "dataset_info.json").write_text(json.dumps({"pairs": {"file_name": "pairs.json"}}))
-    said = [
-        {"messages": [{"role": "user", "content": u}, {"role": "assistant", "content": a}]}
-        for u, a in PAIRS
-    ]
-    (folder / "messages.jsonl").write_text("\n".join(map(json.dumps, said)))
+    lines = [{"query": q, "response": r, "text": f"{q} {r}"} for q, r in PAIRS]
+    (folder / "text" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    columns = {"prompt": "query", "response": "response"}
+    info = {"ours": {"file_name": "text/train.jsonl", "columns": columns}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from presets import ACCELERATE_3, PRESETS, changed
+from presets import ACCELERATE_3, CPU, PRESETS, changed
 
-CPU = {"device": "cpu"}
-TRAIN = Path(__file__).with_name("train.py")
+import deep_optimizer_states
+
+TRAIN, FILES = str(Path(__file__).with_name("train.py")), ("inputs", "ds.json", "out")
 STEPS = 6
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
 HUGGING_FACE = {
@@ -37,119 +38,88 @@ class Run:
     with_plugin: bool
     folder: Path
 
-    def write(self, name, value):
-        (self.folder / name).write_text(json.dumps(value))  # JSON is YAML
+    def write(self, name, **values):
+        (self.folder / name).write_text(json.dumps(values))  # JSON is YAML
 
-    def options(self, **more):
-        """Command-line options of Transformers' kind."""
-        given = (HUGGING_FACE | more).items()
-        return [text for name, value in given for text in (f"--{name}", str(value))]
+    def launch_yaml(self):
+        config = {"deepspeed_config_file": "ds.json", "zero3_init_flag": True}
+        ranks = {"num_machines": 1, "num_processes": self.ranks}
+        self.write("launch.yaml", distributed_type="DEEPSPEED", deepspeed_config=config, **ranks)
+
+    def by_run(self, words):
+        return [*RUN, *words] if self.with_plugin else words
+
+    @property
+    def by_line(self):
+        return {"WITH_PLUGIN": "1"} if self.with_plugin else {}
 
 
-def by_run(run, words):
-    return [*RUN, *words] if run.with_plugin else words
+def options(given):
+    return [text for name, value in given.items() for text in (f"--{name}", str(value))]
 
 
 def llamafactory(run):
-    own = {
-        "model_name_or_path": "inputs/model",
-        "stage": "sft",
-        "do_train": True,
-        "finetuning_type": "full",
-        "dataset_dir": "inputs",
-        "dataset": "pairs",
-        "template": "default",
-        "cutoff_len": 64,
-    }
-    run.write("train.yaml", HUGGING_FACE | own)
-    return by_run(run, ["llamafactory-cli", "train", "train.yaml"]), {
-        "FORCE_TORCHRUN": "1",
-        "NPROC_PER_NODE": str(run.ranks),
-    }
+    own = {"stage": "sft", "do_train": True, "finetuning_type": "full", "template": "default"}
+    data = {"dataset_dir": "inputs", "dataset": "ours", "cutoff_len": 64}
+    run.write("train.yaml", model_name_or_path="inputs/model", **own, **data, **HUGGING_FACE)
+    words = run.by_run(["llamafactory-cli", "train", "train.yaml"])
+    return words, {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(run.ranks)}
 
 
 def axolotl(run):
-    own = {
-        "base_model": "inputs/model",
-        "datasets": [{"path": "inputs/text/train.jsonl", "ds_type": "json", "type": "completion"}],
-        "dataset_prepared_path": "prepared",
-        "sequence_len": 64,
-        "val_set_size": 0,
-        "optimizer": "adamw_torch",
-        "lr_scheduler": "cosine",
-        "attn_implementation": "sdpa",
-        "micro_batch_size": 2,
-    }
-    given = {key: HUGGING_FACE[key] for key in HUGGING_FACE.keys() - {"use_cpu", "report_to"}}
-    given["per_device_train_batch_size"] = None
+    text = {"path": "inputs/text/train.jsonl", "ds_type": "json", "type": "completion"}
+    own = {"base_model": "inputs/model", "datasets": [text], "dataset_prepared_path": "prepared"}
+    sizes = {"sequence_len": 64, "micro_batch_size": 2, "val_set_size": 0}
+    optimizer = {"optimizer": "adamw_torch", "lr_scheduler": "cosine"}
+    not_its = ("use_cpu", "report_to", "per_device_train_batch_size")
+    given = {name: value for name, value in HUGGING_FACE.items() if name not in not_its}
     if run.with_plugin:
         own["plugins"] = ["deep_optimizer_states.axolotl.DeepOptimizerStatesPlugin"]
-    run.write("train.yaml", {k: v for k, v in (given | own).items() if v is not None})
+    run.write("train.yaml", **own, **sizes, **optimizer, **given)
     return ["axolotl", "train", "train.yaml", "--", f"--num-processes={run.ranks}"], {}
 
 
 def ms_swift(run):
-    words = ["swift", "sft", "--model", "inputs/model", "--model_type", "llama"]
-    words += ["--template", "default", "--tuner_type", "full", "--torch_dtype", "bfloat16"]
-    words += ["--dataset", "inputs/messages.jsonl", "--add_version", "false"]
-    words += run.options()
-    if run.with_plugin:
-        import deep_optimizer_states
-
-        words += [
-            "--external_plugins",
-            f"{Path(deep_optimizer_states.__file__).parent}/installed.py",
-        ]
+    words = "swift sft --model inputs/model --model_type llama --template default --tuner_type full"
+    words += " --torch_dtype bfloat16 --dataset inputs/text/train.jsonl --add_version false"
+    file = Path(deep_optimizer_states.__file__).with_name("installed.py")
+    by_file = ["--external_plugins", str(file)] if run.with_plugin else []
+    words = [*words.split(), *options(HUGGING_FACE), *by_file]
     return words, {"NPROC_PER_NODE": str(run.ranks)}
 
 
-def launch_yaml(run):
-    config = {"deepspeed_config_file": "ds.json", "zero3_init_flag": True}
-    machines = {"num_machines": 1, "num_processes": run.ranks, "use_cpu": False}
-    run.write(
-        "launch.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": config, **machines}
-    )
-
-
 def trl(run):
-    launch_yaml(run)
-    words = ["trl", "sft", "--accelerate_config", "launch.yaml", "--dataset_name", "inputs/text"]
-    options = run.options(model_name_or_path="inputs/model", max_length=64)
-    options = options[2:]  # the DeepSpeed config is named in the YAML
-    return by_run(run, words + options), {}
+    run.launch_yaml()
+    words = "trl sft --accelerate_config launch.yaml --model_name_or_path inputs/model"
+    words += " --dataset_name inputs/text --max_length 64"
+    given = {name: value for name, value in HUGGING_FACE.items() if name != "deepspeed"}
+    return run.by_run([*words.split(), *options(given)]), {}
 
 
 def transformers(run):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(run.ranks)]
-    with_plugin = {"WITH_PLUGIN": "1"} if run.with_plugin else {}
-    return [*launcher, str(TRAIN), "transformers", "inputs", "ds.json", "out"], with_plugin
+    words = ["torchrun", "--nproc-per-node", str(run.ranks), TRAIN, "transformers", *FILES]
+    return words, run.by_line
 
 
 def accelerate(run):
-    launch_yaml(run)
-    words = ["accelerate", "launch", "--config_file", "launch.yaml", str(TRAIN), "accelerate"]
-    return by_run(run, [*words, "inputs", "ds.json", "out"]), {}
+    run.launch_yaml()
+    words = ["accelerate", "launch", "--config_file", "launch.yaml", TRAIN, "accelerate", *FILES]
+    return run.by_run(words), {}
 
 
 def lightning(run):
-    words = [sys.executable, str(TRAIN), "lightning", "inputs", "ds.json", "out"]
-    with_plugin = {"WITH_PLUGIN": "1"} if run.with_plugin else {}
-    return words, {"RANKS": str(run.ranks), **with_plugin}
+    words = [sys.executable, TRAIN, "lightning", *FILES]
+    return words, {"RANKS": str(run.ranks), **run.by_line}
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program, and the presets that its users have.
+    """A program's command line, and the presets that its users have.
 
-    Attributes:
-        package: Its name in the registry.
-        command: Returns the words and the variables of a run.
-        presets: Words of a row of the table, and a DeepSpeed config.
-        shipped: A preset's words, and where the installed package has the file; else the config is
-            that of tests/support/presets.py, which names its source.
+    ``shipped`` says where the installed package has a preset's file. Of the others
+    tests/support/presets.py has the text and names its source.
     """
 
-    package: str
     command: Callable
     presets: dict
     shipped: dict = dataclasses.field(default_factory=dict)
@@ -173,18 +143,15 @@ TRL, TEMPLATE = "TRL zero3, optimizer on the CPU", "Accelerate stage3 offload"
 LIGHTNING = "Lightning deepspeed_stage_3_offload"
 PROGRAMS = {
     "llamafactory": Program(
-        "llamafactory",
         llamafactory,
         those(LF, f"{LF}, parameters on the GPU", "LLaMA-Factory z2 offload"),
     ),
     "axolotl": Program(
-        "axolotl",
         axolotl,
         those("axolotl zero3_bf16_cpuoffload_all", AXOLOTL, "axolotl zero2")
         | without_offload_param(AXOLOTL),
     ),
     "ms-swift": Program(
-        "ms-swift",
         ms_swift,
         those(SWIFT, "ms-swift zero2_offload") | without_offload_param(SWIFT),
         {
@@ -193,18 +160,15 @@ PROGRAMS = {
         },
     ),
     "trl": Program(
-        "trl",
         trl,
         those("TRL zero3", TRL)
         | {"TRL zero3, both on the CPU": changed(PRESETS[TRL].config, offload_param=CPU)},
     ),
     "transformers": Program(
-        "transformers",
         transformers,
         those(HF, "Transformers ZeRO-2") | without_offload_param(HF),
     ),
     "accelerate": Program(
-        "accelerate",
         accelerate,
         those(TEMPLATE)
         | {
@@ -218,7 +182,6 @@ PROGRAMS = {
         },
     ),
     "lightning": Program(
-        "lightning",
         lightning,
         those(LIGHTNING, "Lightning deepspeed_stage_2_offload")
         | {
