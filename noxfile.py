@@ -42,6 +42,17 @@ TRAINER_TESTS = [
     "tests/integration/test_pipeline_trainer.py",
     "tests/integration/optimus_cc",
 ]
+PROGRAMS = {
+    "llamafactory": ["llamafactory"],
+    "axolotl": ["axolotl", "deepspeed==0.18.9"],  # the newest that axolotl takes
+    "ms-swift": ["ms-swift"],
+    "trl": ["trl"],
+    "transformers": ["transformers", "accelerate"],
+    "accelerate": ["accelerate", "transformers"],
+    "lightning": ["lightning", "transformers"],
+}
+"""Session -> what it installs, in the newest release, beside DeepSpeed."""
+FOR_GPUS = ["bitsandbytes", "flash-attn", "triton", "xformers"]
 
 
 @nox.session
@@ -93,6 +104,29 @@ def trainers(session: nox.Session, megatron: str) -> None:
     """Run the tests of the trainers on megatron-core, with the newest DeepSpeed."""
     set_up(session, {"megatron-core": megatron})
     test(session, "-m", "not exhaustive", *TRAINER_TESTS)
+
+
+def program(session: nox.Session) -> None:
+    """Train with a real program on a CPU, stock beside the plugin; writes docs/frameworks.md."""
+    wanted = [f"torch=={TORCH}", f"deepspeed=={NEWEST_DEEPSPEED}", *PROGRAMS[session.name]]
+    pins = {word.partition("==")[0]: word for word in wanted}
+    unwanted = [f"{name}; sys_platform == 'none'" for name in FOR_GPUS]
+    overrides = Path(session.create_tmp(), "overrides.txt")
+    overrides.write_text("\n".join([*(pin for pin in pins.values() if "==" in pin), *unwanted]))
+    session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
+    session.install("uv")  # pip does not resolve axolotl's requirements in a quarter of an hour
+    install = ("uv", "pip", "install", "--overrides", str(overrides))
+    install += ("--no-build-isolation-package", "deepspeed")  # its setup imports torch
+    session.run(*install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic")
+    session.run(*install, pins["deepspeed"], env={"DS_BUILD_OPS": "0"})
+    session.run(*install, "--upgrade-package", session.name, *pins.values())
+    session.run(*install, "--no-deps", "-e", ".")
+    session.run("python", "-W", "ignore", "-m", "deep_optimizer_states.build")
+    session.run("python", "tests/programs", session.name, env={"PYTHONPATH": "tests/support"})
+
+
+for name in PROGRAMS:
+    nox.session(python=PYTHONS[0], name=name, default=False)(program)
 
 
 def set_up(session: nox.Session, releases: dict[str, str]) -> None:
