@@ -35,6 +35,7 @@ TORCHES = ["2.7.0", "2.15.0"]
 PLUGIN_TORCHES = {"3.14": ["2.9.0", TORCHES[-1]]}
 """Python -> the oldest and the newest torch that are published for it, where they are others."""
 PLUGIN_PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+SOURCES = tomllib.loads(Path("third_party/versions.toml").read_text())
 TRAINER_TESTS = [
     "tests/integration/test_trainer.py",
     "tests/integration/test_trainer_model.py",
@@ -127,6 +128,20 @@ def program(session: nox.Session) -> None:
 
 for name in PROGRAMS:
     nox.session(python=PYTHONS[0], name=name, default=False)(program)
+# Needs GitHub, and hours; `make compat` leaves it out.
+@nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
+@nox.parametrize(
+    "release", [nox.param(r, id=r) for r in DEEPSPEED if f"deepspeed-tests-{r}" in SOURCES]
+)
+def deepspeed_tests(session: nox.Session, release: str) -> None:
+    """Run DeepSpeed's own unit tests under stock and the plugin; writes docs/deepspeed-tests.md."""
+    set_up(session, {"deepspeed": release})
+    session.install("pytest<8.4")  # in later ones DeepSpeed's fixtures are none
+    source = f"deepspeed-tests-{release}"
+    session.run("python", "third_party/fetch.py", source)
+    work = Path(session.virtualenv.location, "deepspeed-tests")
+    suite = ("tests/deepspeed_suite/suite.py", f"third_party/src/{source}", f"--work={work}")
+    session.run("python", *suite, *session.posargs, env={"PYTHONWARNINGS": "ignore"})
 
 
 def set_up(session: nox.Session, releases: dict[str, str]) -> None:
