@@ -9,6 +9,7 @@ release is made from a full run alone. docs/compatibility.md names the last full
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -97,6 +98,15 @@ def wheel(session: nox.Session, torch: str) -> None:
     session.run("python", "-W", "ignore", str(program))
 
 
+@nox.session(python=PYTHONS[0])
+def release(session: nox.Session) -> None:
+    """Build what a package index takes into ``dist``, and check it; uploads nothing."""
+    session.install("build", "twine")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "dist", silent=True)
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+
+
 @nox.session
 @nox.parametrize(
     "python,megatron", [nox.param(p, r, id=f"{p}-{r}") for p in PYTHONS for r in MEGATRON[p]]
@@ -116,8 +126,8 @@ def program(session: nox.Session) -> None:
     overrides.write_text("\n".join([*(pin for pin in pins.values() if "==" in pin), *unwanted]))
     session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
     session.install("uv")  # pip does not resolve axolotl's requirements in a quarter of an hour
-    install = ("uv", "pip", "install", "--overrides", str(overrides))
-    install += ("--no-build-isolation-package", "deepspeed")  # its setup imports torch
+    install = ["uv", "pip", "install", "--overrides", str(overrides)]
+    install += ["--no-build-isolation-package", "deepspeed"]  # its setup imports torch
     session.run(*install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic")
     session.run(*install, pins["deepspeed"], env={"DS_BUILD_OPS": "0"})
     session.run(*install, "--upgrade-package", session.name, *pins.values())
@@ -128,6 +138,8 @@ def program(session: nox.Session) -> None:
 
 for name in PROGRAMS:
     nox.session(python=PYTHONS[0], name=name, default=False)(program)
+
+
 # Needs GitHub, and hours; `make compat` leaves it out.
 @nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
 @nox.parametrize(
