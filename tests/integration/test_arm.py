@@ -199,9 +199,8 @@ def test_our_kernel_has_the_bits_of_deepspeeds(compiled, monkeypatch, case):
         assert arm.number(VECTOR_FLOATS) == vector_floats
         for dtypes, decoupled in itertools.product(STATES, (True, False)):
             found[dtypes, decoupled] = differs(arm, dtypes, decoupled, monkeypatch)
-    print(
-        f"\n{in_words(case)}: {len(found)} kinds of state, { ({tail for tail, _ in found.values()}) }"
-    )
+    tails = {tail for tail, _ in found.values()}
+    print(f"\n{in_words(case)}: {len(found)} kinds of state, {tails}")
     assert [key for key, (_, difference) in found.items() if difference] == []
 
 
