@@ -5,6 +5,9 @@
 
 #include <cstdio>
 #include <vector>
+#ifdef __ARM_FEATURE_SVE
+#include <arm_sve.h>
+#endif
 
 extern "C" int dos_best_set();
 extern "C" double dos_adam_step(void*, const void*, void*, void*, void*, int64_t, int64_t, int, int,

@@ -24,6 +24,12 @@
 
 namespace {
 
+#ifdef __aarch64__
+using Half = __fp16;  // ARM's g++ has no _Float16 before 13
+#else
+using Half = _Float16;
+#endif
+
 // Elements. Short, so that all five arrays stream side by side: with long ones the memory system
 // sees one array, then three, then one, and idles in between. Too short, and the calls cost more.
 constexpr size_t kChunk = 128;
