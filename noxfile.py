@@ -54,7 +54,8 @@ PROGRAMS = {
     "lightning": ["lightning", "transformers"],
 }
 """Session -> what it installs, in the newest release, beside DeepSpeed."""
-FOR_GPUS = ["bitsandbytes", "flash-attn", "triton", "xformers"]
+LEFT_OUT = ["bitsandbytes", "flash-attn", "torchaudio", "torchvision", "triton", "xformers"]
+"""Made for GPUs, or for one release of torch."""
 
 
 @nox.session
@@ -121,17 +122,19 @@ def program(session: nox.Session) -> None:
     """Train with a real program on a CPU, stock beside the plugin; writes docs/frameworks.md."""
     wanted = [f"torch=={TORCH}", f"deepspeed=={NEWEST_DEEPSPEED}", *PROGRAMS[session.name]]
     pins = {word.partition("==")[0]: word for word in wanted}
-    unwanted = [f"{name}; sys_platform == 'none'" for name in FOR_GPUS]
+    unwanted = [f"{name}; sys_platform == 'none'" for name in LEFT_OUT]
     overrides = Path(session.create_tmp(), "overrides.txt")
     overrides.write_text("\n".join([*(pin for pin in pins.values() if "==" in pin), *unwanted]))
     session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
     session.install("uv")  # pip does not resolve axolotl's requirements in a quarter of an hour
     install = ["uv", "pip", "install", "--overrides", str(overrides)]
     install += ["--no-build-isolation-package", "deepspeed"]  # its setup imports torch
-    session.run(*install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic")
-    session.run(*install, pins["deepspeed"], env={"DS_BUILD_OPS": "0"})
-    session.run(*install, "--upgrade-package", session.name, *pins.values())
-    session.run(*install, "--no-deps", "-e", ".")
+    session.run_install(
+        *install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic"
+    )
+    session.run_install(*install, pins["deepspeed"], env={"DS_BUILD_OPS": "0"})
+    session.run_install(*install, "--upgrade-package", session.name, *pins.values())
+    session.run_install(*install, "--no-deps", "-e", ".")
     session.run("python", "-W", "ignore", "-m", "deep_optimizer_states.build")
     session.run("python", "tests/programs", session.name, env={"PYTHONPATH": "tests/support"})
 

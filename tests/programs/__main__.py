@@ -3,7 +3,7 @@
 ``nox -s NAME`` makes the environment. Each preset on one and two ranks: what the program's state
 file says of every loss and norm, and every tensor of the saved model and of DeepSpeed's files, must
 be the same; or the errors must be those that the table expects. Writes the program's rows of
-docs/frameworks.md. ``ONLY="z3 offload"`` runs presets with these words and writes nothing.
+docs/frameworks.md. ``ONLY="z3 offload"`` runs presets with these words alone.
 """
 
 import csv
@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -86,6 +85,7 @@ def start(program, ranks, config, with_plugin, folder):
     """Return what a run saved and its error, one of them empty; checks which engine it had."""
     (folder / "ds.json").write_text(json.dumps(config | {"deep_optimizer_states": BLOCK}))
     (folder / "out").mkdir()
+    log = folder / f"log.{'plugin' if with_plugin else 'stock'}"
     words, variables = program.command(Run(ranks, with_plugin, folder))
     prelude = str(Path(__file__).with_name("prelude"))
     path = os.pathsep.join([prelude, str(ROOT)])
@@ -93,17 +93,16 @@ def start(program, ranks, config, with_plugin, folder):
         words,
         cwd=folder,
         env=os.environ | VARIABLES | {"PYTHONPATH": path} | variables,
-        stdout=subprocess.PIPE,
+        stdout=log.open("w"),
         stderr=subprocess.STDOUT,
-        text=True,
         start_new_session=True,
     )
     try:
-        told = process.communicate(timeout=LIMIT_S)[0]
+        process.wait(LIMIT_S)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    (folder / f"log.{'plugin' if with_plugin else 'stock'}").write_text(told)
+    told = log.read_text()
     errors = [line for line in ERROR.findall(told) if not line.startswith(OF_LAUNCHERS)]
     if process.returncode:
         return {}, errors[-1] if errors else f"exit status {process.returncode}: {told[-3000:]}"
@@ -144,14 +143,18 @@ def version(package):
     return importlib.metadata.version(package)
 
 
-def write_rows(name, rows):
-    """Put a program's rows into the document in the place of those that were there."""
+def write_row(name, row):
+    """Put a row into the document, in the place of the one of the same preset and ranks."""
     before, rest = DOCUMENT.read_text().split(BEGIN)
     table, after = rest.split(END)
     *head, others = table.split("\n", 2)
-    start = f"| {name} "
-    kept = [line for line in others.splitlines() if not line.startswith(start)]
-    lines = "\n".join([*head, *sorted([*kept, *rows])])
+    case = row.split("|")[2:4]
+    kept = [
+        line
+        for line in others.splitlines()
+        if line.split("|")[2:4] != case or not line.startswith(f"| {name} ")
+    ]
+    lines = "\n".join([*head, *sorted([*kept, row])])
     DOCUMENT.write_text(f"{before}{BEGIN}{lines}\n{END}{after}")
 
 
@@ -160,20 +163,18 @@ def main():
     only, program = os.environ.get("ONLY", ""), PROGRAMS[name]
     used = [name, *sorted({"transformers", "deepspeed"} - {name})]
     versions = ", ".join(f"{each} {version(each)}" for each in used)
-    rows, today = [], datetime.datetime.now(datetime.UTC).date()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        inputs.write(folder / "inputs")
-        for preset in (preset for preset in program.presets if only in preset):
-            for ranks in (1, 2):
-                began = time.monotonic()
-                outcome = compare(name, preset, ranks, folder)
-                minutes = (time.monotonic() - began) / 60
-                row = f"| {versions} | {preset} | {ranks} | {outcome} | {minutes:.1f} | {today} |"
-                print(row, flush=True)
-                rows.append(row)
-    if not only:
-        write_rows(name, rows)
+    today = datetime.datetime.now(datetime.UTC).date()
+    folder = Path(sys.prefix, "run")  # its logs stay there, for who has to look into a failure
+    shutil.rmtree(folder, ignore_errors=True)
+    inputs.write(folder / "inputs")
+    for preset in (preset for preset in program.presets if only in preset):
+        for ranks in (1, 2):
+            began = time.monotonic()
+            outcome = compare(name, preset, ranks, folder)
+            minutes = (time.monotonic() - began) / 60
+            row = f"| {versions} | {preset} | {ranks} | {outcome} | {minutes:.1f} | {today} |"
+            print(row, flush=True)
+            write_row(name, row)
 
 
 main()

@@ -48,7 +48,7 @@ def write(folder):
     )
     for part in (model.to(torch.bfloat16), fast):
         part.save_pretrained(folder / "model")
-    (folder / "text").mkdir()
+    (folder / "text").mkdir(parents=True)
     lines = [{"query": q, "response": r, "text": f"{q} {r}"} for q, r in PAIRS]
     (folder / "text" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     columns = {"prompt": "query", "response": "response"}

@@ -162,7 +162,14 @@ PROGRAMS = {
     "trl": Program(
         trl,
         those("TRL zero3", TRL)
-        | {"TRL zero3, both on the CPU": changed(PRESETS[TRL].config, offload_param=CPU)},
+        | {
+            "TRL zero3, both on the CPU": changed(PRESETS[TRL].config, offload_param=CPU),
+            "TRL zero2, optimizer on the CPU": changed(
+                PRESETS[TRL].config,
+                ("offload_param", "stage3_gather_16bit_weights_on_model_save"),
+                stage=2,
+            ),
+        },
     ),
     "transformers": Program(
         transformers,
