@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from presets import ACCELERATE_3, CPU, PRESETS, changed
+from presets import ACCELERATE_3, CPU, NO_OFFLOAD, OWN_ADAM, PRESETS, changed
 
 import deep_optimizer_states
 
@@ -199,11 +199,21 @@ PROGRAMS = {
 }
 
 NO_FP16 = "ValueError: Type fp16 is not supported on your device."
+DROPS = (
+    "UnsupportedDeepSpeedError: DeepSpeed 0.18.9 at zero_optimization.stage = 2: with the "
+    "optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a window but "
+    "one (DeepSpeed's pull requests 7967 and 7981); install a release after 0.18.9, or set the "
+    "stage to 3"
+)
+REFUSES = 'ConfigError: "deep_optimizer_states"'
 EXPECTED = {
-    ("trl", "TRL zero3"): ("", "?"),
-    ("axolotl", "axolotl zero3_bf16_cpuoffload_all"): ("", "?"),
-    ("axolotl", "axolotl zero2"): ("", "?"),
+    ("trl", "TRL zero3"): ("", f"{REFUSES} does not work with {NO_OFFLOAD}"),
+    ("axolotl", "axolotl zero3_bf16_cpuoffload_all"): (
+        "",
+        f"{REFUSES} works on DeepSpeedCPUAdam; {OWN_ADAM}",
+    ),
+    ("axolotl", "axolotl zero2"): ("", DROPS),
     ("accelerate", TEMPLATE): (NO_FP16, NO_FP16),
 }
 """Program, preset -> the last line of the error under stock and under the plugin, on every number
-of ranks. Everything else has to train with equal bits."""
+of ranks; empty where there is none. Everything else has to train with equal bits."""

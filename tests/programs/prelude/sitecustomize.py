@@ -1,7 +1,8 @@
 """Begin DeepSpeed's communication before ZeRO-3 reads a config, on a machine without a GPU.
 
 There Accelerate begins torch's process group and not DeepSpeed's, so that ``zero.Init`` takes every
-rank for the only one and refuses the batch sizes. For stock and plugin alike.
+rank for the only one and refuses the batch sizes. DeepSpeed's messages by shared memory are left
+out: gloo does without, and they take minutes to build. For stock and plugin alike.
 """
 
 import functools
@@ -19,6 +20,7 @@ class BeginFirst:
 
         def load_and_wrap(module):
             load(module)
+            sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
             init = module.Init.__init__
 
             @functools.wraps(init)
