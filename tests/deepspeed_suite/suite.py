@@ -142,7 +142,7 @@ def main():
     parser.add_argument("source", type=Path, help="checkout of DeepSpeed")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("files", nargs="*", metavar="FILE", default=FILES)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     release = metadata.version("deepspeed")
     given.work.mkdir(parents=True, exist_ok=True)
     known = given.work / "known.json"
