@@ -1,7 +1,6 @@
 """Switch the plugin on in DeepSpeed's own tests, and note what they do.
 
-``suite.py`` gives it to pytest as a plugin. The ranks of a test are forked from a server, which
-imports this module first. It adds blocks to configs and fixes seeds; a test sees nothing else.
+A plugin of pytest; the ranks of a test are forked from a server, which imports it first.
 """
 
 import functools
@@ -21,8 +20,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from unit.common import DistributedExec
 
-# Models of these tests have a few hundred parameters: small tiles give CPU and device both some.
-BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}
+BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}  # models are tiny
 TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
 """The files ``notes`` and ``results``; whether to ``plugin``, and to ``add`` an offload."""
 ENGINES = []
@@ -31,14 +29,11 @@ multiprocessing.set_forkserver_preload([__name__])
 
 
 def note(kind, value):
-    # One write to the end of a file: lines of several ranks do not mix.
     with Path(TASK["notes"]).open("a") as file:
         file.write(json.dumps([int(os.environ.get("RANK", "0")), kind, value]) + "\n")
 
 
-def wrap(owner, name):
-    """Put a function in the place of a method, which it is given first."""
-
+def wrap(owner, name):  # the function comes in the method's place, and is given it first
     def decorate(wrapper):
         original = getattr(owner, name)
 
@@ -80,8 +75,8 @@ def _add_blocks(original, config, params):
     can_add = bool(zero) and is_adam and device == ""
     note("offload", "own" if is_own else "could be added" if can_add else "none")
     if can_add and TASK["add"]:
-        added = {**zero, "offload_optimizer": {"device": "cpu"}}
-        params = {**params, "zero_optimization": added}
+        zero = {**zero, "offload_optimizer": {"device": "cpu"}}
+        params = {**params, "zero_optimization": zero}
     if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
         params = {**params, "deep_optimizer_states": BLOCK}
     original(config, params)
@@ -165,8 +160,7 @@ def _end_ranks(original, test, pool, *args, **kwargs):
     """End ranks at once after a failure: they may wait for each other."""
     if sys.exc_info()[0] is None:
         return original(test, pool, *args, **kwargs)
-    pool.terminate()
-    return pool.join()
+    return pool.terminate()
 
 
 @pytest.hookimpl(tryfirst=True)
