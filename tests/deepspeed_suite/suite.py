@@ -138,7 +138,6 @@ def main():
     parser.add_argument("files", nargs="*", metavar="FILE", default=FILES)
     given = parser.parse_intermixed_args()
     release = metadata.version("deepspeed")
-    given.work.mkdir(parents=True, exist_ok=True)
     known = given.work / "known.json"
     files = json.loads(known.read_text()) if known.exists() else {}
     from deepspeed.accelerator import get_accelerator
