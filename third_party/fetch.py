@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     try:
         versions = read_versions(given.versions)
-        chosen = choose(given.names or (versions if given.list else []), versions)
+        chosen = choose(given.names or (list(versions) if given.list else []), versions)
     except FetchError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
