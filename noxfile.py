@@ -9,6 +9,7 @@ release is made from a full run alone. docs/compatibility.md names the last full
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -35,6 +36,7 @@ TORCHES = ["2.7.0", "2.15.0"]
 PLUGIN_TORCHES = {"3.14": ["2.9.0", TORCHES[-1]]}
 """Python -> the oldest and the newest torch that are published for it, where they are others."""
 PLUGIN_PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+SOURCES = tomllib.loads(Path("third_party/versions.toml").read_text())
 TRAINER_TESTS = [
     "tests/integration/test_trainer.py",
     "tests/integration/test_trainer_model.py",
@@ -42,6 +44,18 @@ TRAINER_TESTS = [
     "tests/integration/test_pipeline_trainer.py",
     "tests/integration/optimus_cc",
 ]
+PROGRAMS = {
+    "llamafactory": ["llamafactory"],
+    "axolotl": ["axolotl", "deepspeed==0.18.9"],  # the newest that axolotl takes
+    "ms-swift": ["ms-swift"],
+    "trl": ["trl"],
+    "transformers": ["transformers", "accelerate"],
+    "accelerate": ["accelerate", "transformers"],
+    "lightning": ["lightning", "transformers"],
+}
+"""Session -> what it installs, in the newest release, beside DeepSpeed."""
+LEFT_OUT = ["bitsandbytes", "flash-attn", "torchaudio", "torchvision", "triton", "xformers"]
+"""Made for GPUs, or for one release of torch."""
 
 
 @nox.session
@@ -85,6 +99,15 @@ def wheel(session: nox.Session, torch: str) -> None:
     session.run("python", "-W", "ignore", str(program))
 
 
+@nox.session(python=PYTHONS[0])
+def release(session: nox.Session) -> None:
+    """Build what a package index takes into ``dist``, and check it; uploads nothing."""
+    session.install("build", "twine")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "dist", silent=True)
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+
+
 @nox.session
 @nox.parametrize(
     "python,megatron", [nox.param(p, r, id=f"{p}-{r}") for p in PYTHONS for r in MEGATRON[p]]
@@ -93,6 +116,47 @@ def trainers(session: nox.Session, megatron: str) -> None:
     """Run the tests of the trainers on megatron-core, with the newest DeepSpeed."""
     set_up(session, {"megatron-core": megatron})
     test(session, "-m", "not exhaustive", *TRAINER_TESTS)
+
+
+def program(session: nox.Session) -> None:
+    """Train with a real program on a CPU, stock beside the plugin; writes docs/frameworks.md."""
+    wanted = [f"torch=={TORCH}", f"deepspeed=={NEWEST_DEEPSPEED}", *PROGRAMS[session.name]]
+    pins = {word.partition("==")[0]: word for word in wanted}
+    unwanted = [f"{name}; sys_platform == 'none'" for name in LEFT_OUT]
+    overrides = Path(session.create_tmp(), "overrides.txt")
+    overrides.write_text("\n".join([*(pin for pin in pins.values() if "==" in pin), *unwanted]))
+    session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
+    session.install("uv")  # pip does not resolve axolotl's requirements in a quarter of an hour
+    install = ["uv", "pip", "install", "--overrides", str(overrides)]
+    install += ["--no-build-isolation-package", "deepspeed"]  # its setup imports torch
+    session.run_install(
+        *install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic"
+    )
+    session.run_install(*install, pins["deepspeed"], env={"DS_BUILD_OPS": "0"})
+    session.run_install(*install, "--upgrade-package", session.name, *pins.values())
+    session.run_install(*install, "--no-deps", "-e", ".")
+    session.run("python", "-W", "ignore", "-m", "deep_optimizer_states.build")
+    session.run("python", "tests/programs", session.name, env={"PYTHONPATH": "tests/support"})
+
+
+for name in PROGRAMS:
+    nox.session(python=PYTHONS[0], name=name, default=False)(program)
+
+
+# Needs GitHub, and hours; `make compat` leaves it out.
+@nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
+@nox.parametrize(
+    "release", [nox.param(r, id=r) for r in DEEPSPEED if f"deepspeed-tests-{r}" in SOURCES]
+)
+def deepspeed_tests(session: nox.Session, release: str) -> None:
+    """Run DeepSpeed's own unit tests under stock and the plugin; writes docs/deepspeed-tests.md."""
+    set_up(session, {"deepspeed": release})
+    session.install("pytest<8.4")  # in later ones DeepSpeed's fixtures are none
+    source = f"deepspeed-tests-{release}"
+    session.run("python", "third_party/fetch.py", source)
+    work = Path(session.virtualenv.location, "deepspeed-tests")
+    suite = ("tests/deepspeed_suite/suite.py", f"third_party/src/{source}", f"--work={work}")
+    session.run("python", *suite, *session.posargs, env={"PYTHONWARNINGS": "ignore"})
 
 
 def set_up(session: nox.Session, releases: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ def install(allow_unverified: bool = False) -> None:
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
+    _wrap(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
@@ -88,6 +90,23 @@ def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -
     config.deep_optimizer_states = settings
     if settings.enabled:
         check_supported(config)
+
+
+def _configure_optimizer(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Say of an engine that does not ask for the plugin that it is stock's."""
+    from deepspeed.utils import log_dist
+
+    from deep_optimizer_states.config import BLOCK
+
+    settings = getattr(engine._config, BLOCK, None)
+    if settings is not None and not settings.enabled:
+        log_dist(
+            f"{BLOCK}: this engine is stock's (DeepSpeed {installed_version()}, ZeRO stage "
+            f'{engine.zero_optimization_stage()}): its config has no enabled "{BLOCK}" block',
+            ranks=[0],
+            level=logging.WARNING,
+        )
+    return original(engine, *args, **kwargs)
 
 
 def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
@@ -177,11 +196,25 @@ def _is_ours(engine: Any) -> bool:
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
     if not _is_ours(engine):
+        _refuse_made_too_early(engine)
         return original(engine, *args, **kwargs)
     if engine.optimizer.checkpoints is not None:
         engine.optimizer.checkpoints.check()
     with signals_held_back():
         return original(engine, *args, **kwargs)
+
+
+def _refuse_made_too_early(engine: Any) -> None:
+    """Refuse to train an engine whose block nobody read, since it would be ignored in silence."""
+    from deep_optimizer_states.config import BLOCK, read_settings
+
+    config = engine._config
+    if not hasattr(config, BLOCK) and read_settings(config._param_dict).enabled:
+        raise ConfigError(
+            f'this engine was made before deep_optimizer_states.install(), and its "{BLOCK}" block '
+            "was not read: call install() before deepspeed.initialize, at the top of the script, "
+            "or start the command with `python -m deep_optimizer_states run`"
+        )
 
 
 def _save_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,7 @@
+import importlib
+import logging
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -6,9 +9,12 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 import deep_optimizer_states
+from deep_optimizer_states.adapter.guard import installed_version
 from deep_optimizer_states.adapter.hooks import (
+    _configure_optimizer,
     _configure_zero_optimizer,
     _is_managed,
+    _step,
     check_supported,
 )
 from deep_optimizer_states.config import Settings
@@ -44,7 +50,7 @@ def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was(monkeypatch):
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     def methods():
-        names = ("_configure_zero_optimizer", "step", "load_checkpoint")
+        names = ("_configure_optimizer", "_configure_zero_optimizer", "step", "load_checkpoint")
         found = [getattr(DeepSpeedEngine, name) for name in names]
         return [DeepSpeedConfig._initialize_params, *found]
 
@@ -278,3 +284,64 @@ def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make, forces, w
         configure(
             make(), Settings(enabled=True), lambda *_: None, zero_force_ds_cpu_optimizer=forces
         )
+
+
+def engine_of(config):
+    """What our wrappers look at of an engine that has stock's optimizer."""
+    stage = config.zero_config.stage
+    return SimpleNamespace(_config=config, optimizer=None, zero_optimization_stage=lambda: stage)
+
+
+WITHOUT_BLOCK = {"train_batch_size": 1, "zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_stocks"),
+    [
+        (WITHOUT_BLOCK, True),
+        (ds_config(deep_optimizer_states={"enabled": False}), True),
+        (ds_config(), False),
+    ],
+)
+def test_an_engine_without_an_enabled_block_says_that_it_is_stocks(
+    installed, monkeypatch, config, is_stocks
+):
+    told = []
+    monkeypatch.setattr("deepspeed.utils.log_dist", lambda *line, **how: told.append((line, how)))
+    engine = engine_of(read(config))
+    assert _configure_optimizer(lambda *given: given, engine, "adam", []) == (engine, "adam", [])
+    assert len(told) == is_stocks
+    for (line,), how in told:
+        assert f"this engine is stock's (DeepSpeed {installed_version()}, ZeRO stage" in line
+        assert 'its config has no enabled "deep_optimizer_states" block' in line
+        assert how == {"ranks": [0], "level": logging.WARNING}
+
+
+@pytest.mark.parametrize("config", [WITHOUT_BLOCK, ds_config(), ds_config(**block(enabled=False))])
+def test_an_engine_that_was_made_before_install_is_refused_if_it_asks_for_the_plugin(config):
+    engine = engine_of(read(config))
+    deep_optimizer_states.install()
+    try:
+        assert read(WITHOUT_BLOCK).deep_optimizer_states == Settings()
+        if config.get("deep_optimizer_states", {}).get("enabled"):
+            words = r"made before deep_optimizer_states.install\(\), .* call install\(\) before"
+            with pytest.raises(ConfigError, match=words):
+                _step(lambda _: "stepped", engine)
+        else:
+            assert _step(lambda _: "stepped", engine) == "stepped"
+    finally:
+        deep_optimizer_states.uninstall()
+
+
+def test_importing_installed_installs_also_by_its_path(monkeypatch):
+    """As ms-swift does, which puts the file's folder on Python's path: it does not stay there."""
+    monkeypatch.setattr(deep_optimizer_states, "install", lambda: called.append(1))
+    called, folder = [], Path(deep_optimizer_states.__file__).parent
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [str(folder), *before])
+    for module in ("installed", "deep_optimizer_states.installed"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.import_module(module)
+        monkeypatch.delitem(sys.modules, module)
+    assert called == [1, 1]
+    assert sys.path == before

@@ -1,0 +1,180 @@
+"""Train with real programs, under stock and under the plugin: ``python tests/programs NAME``.
+
+``nox -s NAME`` makes the environment. Each preset on one and two ranks: what the program's state
+file says of every loss and norm, and every tensor of the saved model and of DeepSpeed's files, must
+be the same; or the errors must be those that the table expects. Writes the program's rows of
+docs/frameworks.md. ``ONLY="z3 offload"`` runs presets with these words alone.
+"""
+
+import csv
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import inputs
+import torch
+from safetensors.torch import load_file
+from table import EXPECTED, PROGRAMS, STEPS, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "frameworks.md"
+BEGIN, END = "<!-- programs -->\n", "<!-- end of programs -->\n"
+BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 4096}
+USES, STOCKS = (
+    f"deep_optimizer_states: this engine {what}" for what in ("uses the plugin", "is s")
+)
+ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.M)
+OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError")
+TIMES = ("runtime", "per_second", "epoch_time", "memory", "speed", "time", "flos")
+LIMIT_S = 900
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def leaves(value, path):
+    """Every tensor and plain value of a saved object, by its path."""
+    if isinstance(value, torch.Tensor):
+        data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield path, f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+    elif isinstance(value, dict | list | tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in pairs:
+            yield from leaves(part, f"{path}/{key}")
+    elif isinstance(value, bool | int | float | str | None):
+        yield path, repr(value)
+
+
+def history(path):
+    """What a program logged, without times."""
+    if path.suffix == ".csv":
+        lines = list(csv.DictReader(path.open()))
+    else:
+        lines = json.loads(path.read_text())["log_history"]
+    return [{k: v for k, v in line.items() if not any(t in k for t in TIMES)} for line in lines]
+
+
+def saved(folder, ranks):
+    """Path -> value or hash of all that a run left, and what of it there has to be."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.name in ("trainer_state.json", "metrics.csv"):
+            found |= leaves(history(path), name)
+        elif path.suffix == ".safetensors":
+            found |= leaves(load_file(path), name)
+        elif path.name.endswith("_states.pt"):
+            found |= leaves(torch.load(path, map_location="cpu", weights_only=False), name)
+    for word in ("loss", "grad_norm"):
+        values = {value for path, value in found.items() if path.endswith(f"/{word}")} - {"''"}
+        assert len(values) >= STEPS - 1, (word, values)
+    files = {path.split("/optimizer_state_dict")[0] for path in found if "optim_states.pt" in path}
+    assert len({file.split(".pt")[0] for file in files}) >= ranks, files
+    assert any("exp_avg" in path for path in found)
+    return found
+
+
+def start(program, ranks, config, with_plugin, folder):
+    """Return what a run saved and its error, one of them empty; checks which engine it had."""
+    (folder / "ds.json").write_text(json.dumps(config | {"deep_optimizer_states": BLOCK}))
+    (folder / "out").mkdir()
+    log = folder / f"log.{'plugin' if with_plugin else 'stock'}"
+    words, variables = program.command(Run(ranks, with_plugin, folder))
+    prelude = str(Path(__file__).with_name("prelude"))
+    path = os.pathsep.join([prelude, str(ROOT)])
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=os.environ | VARIABLES | {"PYTHONPATH": path} | variables,
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        process.wait(LIMIT_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    told = log.read_text()
+    errors = [line for line in ERROR.findall(told) if not line.startswith(OF_LAUNCHERS)]
+    if process.returncode:
+        return {}, errors[-1] if errors else f"exit status {process.returncode}: {told[-3000:]}"
+    assert told.count(USES) == with_plugin, told[-3000:]
+    assert told.count(STOCKS) == 0, told[-3000:]
+    result = saved(folder / "out", ranks)
+    shutil.rmtree(folder / "out")
+    return result, ""
+
+
+def compare(name, preset, ranks, folder):
+    """Return the outcome's words; raises if it is neither equal nor what is expected."""
+    program, config = PROGRAMS[name], PROGRAMS[name].presets[preset]
+    if preset in program.shipped:
+        file = importlib.metadata.distribution(name).locate_file(program.shipped[preset])
+        config = json.loads(Path(file).read_text())
+    results, errors = [], []
+    for with_plugin in (False, True):
+        result, error = start(program, ranks, config, with_plugin, folder)
+        results.append(result)
+        errors.append(error)
+        shutil.rmtree(folder / "out", ignore_errors=True)
+    if tuple(errors) != EXPECTED.get((name, preset), ("", "")):
+        raise SystemExit(f"{name}, {preset}, {ranks} ranks: not expected: {errors}")
+    if errors[0]:
+        return f"stock ends in `{errors[0]}`" + ("" if errors[0] == errors[1] else f"; {errors[1]}")
+    if errors[1]:
+        return f"refused: `{errors[1]}`"
+    stock, ours = results
+    differ = sorted(key for key in stock.keys() | ours.keys() if stock.get(key) != ours.get(key))
+    if differ:
+        shown = [f"{key}: {stock.get(key)} {ours.get(key)}" for key in differ[:9]]
+        raise SystemExit(f"{name}, {preset}, {ranks} ranks: {len(differ)} differ: {shown}")
+    return f"equal ({len(stock)} values)"
+
+
+def version(package):
+    return importlib.metadata.version(package)
+
+
+def write_row(name, row):
+    """Put a row into the document, in the place of the one of the same preset and ranks."""
+    before, rest = DOCUMENT.read_text().split(BEGIN)
+    table, after = rest.split(END)
+    *head, others = table.split("\n", 2)
+    case = row.split("|")[2:4]
+    kept = [
+        line
+        for line in others.splitlines()
+        if line.split("|")[2:4] != case or not line.startswith(f"| {name} ")
+    ]
+    lines = "\n".join([*head, *sorted([*kept, row])])
+    DOCUMENT.write_text(f"{before}{BEGIN}{lines}\n{END}{after}")
+
+
+def main():
+    (name,) = sys.argv[1:]
+    only, program = os.environ.get("ONLY", ""), PROGRAMS[name]
+    used = [name, *sorted({"transformers", "deepspeed"} - {name})]
+    versions = ", ".join(f"{each} {version(each)}" for each in used)
+    today = datetime.datetime.now(datetime.UTC).date()
+    folder = Path(sys.prefix, "run")  # its logs stay there, for who has to look into a failure
+    shutil.rmtree(folder, ignore_errors=True)
+    inputs.write(folder / "inputs")
+    for preset in (preset for preset in program.presets if only in preset):
+        for ranks in (1, 2):
+            began = time.monotonic()
+            outcome = compare(name, preset, ranks, folder)
+            minutes = (time.monotonic() - began) / 60
+            row = f"| {versions} | {preset} | {ranks} | {outcome} | {minutes:.1f} | {today} |"
+            print(row, flush=True)
+            write_row(name, row)
+
+
+main()
