@@ -9,6 +9,8 @@ release is made from a full run alone. docs/compatibility.md names the last full
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,7 +20,6 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 (TORCH,) = re.findall(r"\$\{TORCH_VERSION:-([\d.]+)\}", Path("requirements/setup.sh").read_text())
-PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
 (NEWEST_DEEPSPEED,) = re.findall(
     r"^deepspeed==(.+)", Path("requirements/run.txt").read_text(), re.M
 )
@@ -28,6 +29,14 @@ OLDER_DEEPSPEED = tomllib.loads(
 DEEPSPEED = [*OLDER_DEEPSPEED, NEWEST_DEEPSPEED]
 MEGATRON = {"3.11": ["0.16.1"], "3.12": ["0.16.1", "0.19.2"], "3.13": ["0.16.1", "0.19.2"]}
 """Python -> releases of megatron-core that are published for it."""
+PYTHONS = list(MEGATRON)
+"""Pythons of the harness. The plugin's wheel takes those of pyproject.toml."""
+TORCHES = ["2.7.0", "2.15.0"]
+"""The oldest torch that pyproject.toml allows, and the newest that was run."""
+PLUGIN_TORCHES = {"3.14": ["2.9.0", TORCHES[-1]]}
+"""Python -> the oldest and the newest torch that are published for it, where they are others."""
+PLUGIN_PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
+SOURCES = tomllib.loads(Path("third_party/versions.toml").read_text())
 TRAINER_TESTS = [
     "tests/integration/test_trainer.py",
     "tests/integration/test_trainer_model.py",
@@ -60,6 +69,45 @@ def equality(session: nox.Session, deepspeed: str) -> None:
     test(session, "-s", "tests/integration/engine/test_release.py", RELEASE_RANKS=ranks)
 
 
+@nox.session(python=PYTHONS[0])
+@nox.parametrize("torch", TORCHES)
+def torches(session: nox.Session, torch: str) -> None:
+    """Compare every feature with stock DeepSpeed under the oldest and the newest torch."""
+    set_up(session, {"torch": torch})
+    test(session, "-s", "tests/integration/engine/test_release.py", RELEASE_RANKS="1,2")
+
+
+@nox.session
+@nox.parametrize(
+    "python,torch",
+    [
+        nox.param(python, torch, id=f"{python}-{torch}")
+        for python in PLUGIN_PYTHONS
+        for torch in PLUGIN_TORCHES.get(python, TORCHES)
+    ],
+)
+def wheel(session: nox.Session, torch: str) -> None:
+    """Install the wheel by its file alone, and train by the lines of its README."""
+    folder, program = session.create_tmp(), Path("tests/integration/readme_program.py").resolve()
+    install_deepspeed(session, f"torch=={torch}", "numpy", f"deepspeed=={NEWEST_DEEPSPEED}")
+    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
+    session.run(*command, "-q", "-w", folder, ".", external=True)
+    (built,) = Path(folder).glob("*.whl")
+    session.install("--force-reinstall", "--no-deps", str(built))  # of the same version each time
+    session.install(str(built))
+    session.chdir(folder)
+    session.run("python", "-W", "ignore", str(program))
+
+
+@nox.session(python=PYTHONS[0])
+def release(session: nox.Session) -> None:
+    """Build what a package index takes into ``dist``, and check it; uploads nothing."""
+    session.install("build", "twine")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "dist", silent=True)
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+
+
 @nox.session
 @nox.parametrize(
     "python,megatron", [nox.param(p, r, id=f"{p}-{r}") for p in PYTHONS for r in MEGATRON[p]]
@@ -79,8 +127,8 @@ def program(session: nox.Session) -> None:
     overrides.write_text("\n".join([*(pin for pin in pins.values() if "==" in pin), *unwanted]))
     session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
     session.install("uv")  # pip does not resolve axolotl's requirements in a quarter of an hour
-    install = ("uv", "pip", "install", "--overrides", str(overrides))
-    install += ("--no-build-isolation-package", "deepspeed")  # its setup imports torch
+    install = ["uv", "pip", "install", "--overrides", str(overrides)]
+    install += ["--no-build-isolation-package", "deepspeed"]  # its setup imports torch
     session.run_install(
         *install, pins["torch"], "numpy", "setuptools>=77", "wheel", "ninja", "pydantic"
     )
@@ -95,19 +143,39 @@ for name in PROGRAMS:
     nox.session(python=PYTHONS[0], name=name, default=False)(program)
 
 
+# Needs GitHub, and hours; `make compat` leaves it out.
+@nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
+@nox.parametrize(
+    "release", [nox.param(r, id=r) for r in DEEPSPEED if f"deepspeed-tests-{r}" in SOURCES]
+)
+def deepspeed_tests(session: nox.Session, release: str) -> None:
+    """Run DeepSpeed's own unit tests under stock and the plugin; writes docs/deepspeed-tests.md."""
+    set_up(session, {"deepspeed": release})
+    session.install("pytest<8.4")  # in later ones DeepSpeed's fixtures are none
+    source = f"deepspeed-tests-{release}"
+    session.run("python", "third_party/fetch.py", source)
+    work = Path(session.virtualenv.location, "deepspeed-tests")
+    suite = ("tests/deepspeed_suite/suite.py", f"third_party/src/{source}", f"--work={work}")
+    session.run("python", *suite, *session.posargs, env={"PYTHONWARNINGS": "ignore"})
+
+
 def set_up(session: nox.Session, releases: dict[str, str]) -> None:
     """Install what requirements/setup.sh installs, with other releases of some packages."""
     files = ("requirements/run.txt", "requirements/dev.txt")
     lines = session.run("python", "requirements/pins.py", *files, silent=True)
-    pins = dict(line.split("==") for line in str(lines).split()) | releases
-    session.install(f"torch=={TORCH}", f"numpy=={pins['numpy']}", "setuptools>=77", "wheel")
-    # DeepSpeed is published as source, and its setup imports torch.
-    deepspeed = f"deepspeed=={pins['deepspeed']}"
-    session.install("--no-build-isolation", deepspeed, env={"DS_BUILD_OPS": "0"})
+    pins = {"torch": TORCH} | dict(line.split("==") for line in str(lines).split()) | releases
+    torch, numpy, deepspeed = (f"{name}=={pins[name]}" for name in ("torch", "numpy", "deepspeed"))
+    install_deepspeed(session, torch, numpy, deepspeed)
     session.install(*(f"{name}=={release}" for name, release in pins.items()))
     session.install("--no-build-isolation", "--no-deps", "-e", ".")
-    session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
     session.run("python", "-W", "ignore", "-m", "deep_optimizer_states.build")
+
+
+def install_deepspeed(session: nox.Session, torch: str, numpy: str, deepspeed: str) -> None:
+    """Install torch, then DeepSpeed, which is published as source and whose setup imports torch."""
+    session.install(torch, numpy, "setuptools>=77", "wheel")
+    session.install("--no-build-isolation", deepspeed, env={"DS_BUILD_OPS": "0"})
+    session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
 
 
 def test(session: nox.Session, *words: str, **variables: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 ANY_COMMIT = re.compile(r"[0-9a-f]{12,40}")
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _OFFLINE = re.compile(
     r"Could not resolve|Failed to connect|Connection (?:refused|timed out)|unable to access|"
     r"Network is unreachable|Could not read from remote",
@@ -46,6 +46,8 @@ class Version:
     """Advice on its use."""
     build: tuple[str, ...] = ()
     """Options of pip for those that have to be built; empty for the others."""
+    group: str = ""
+    """A name that several share. They are fetched where it or their own name is given."""
 
 
 def read_versions(path: Path) -> dict[str, Version]:
@@ -168,23 +170,28 @@ def build(version: Version, folder: Path) -> None:
 
 
 def choose(names: Sequence[str], versions: dict[str, Version]) -> list[Version]:
-    """The entries of the names; all without a name.
+    """The entries of the names, or of a group's; without a name all that are in no group.
 
     Raises:
         FetchError: one is unknown; the nearest is named.
     """
-    for name in names:
-        if name not in versions:
+    chosen: list[Version] = []
+    for name in names or [""]:
+        found = [each for each in versions.values() if name in (each.name, each.group)]
+        if not found:
             near = difflib.get_close_matches(name, versions, n=1, cutoff=0.3)
             hint = f"did you mean '{near[0]}'? " if near else ""
             raise FetchError(f"unknown name {name!r}: {hint}known: {', '.join(versions)}")
-    return [versions[name] for name in names] if names else list(versions.values())
+        chosen += found
+    return chosen
 
 
 def main(arguments: Sequence[str]) -> int:
     """Fetch from the command line; 1 when something could not be had."""
     parser = argparse.ArgumentParser(prog="fetch.py", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="[default all]")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="[default all that are in no group]"
+    )
     parser.add_argument("--build", action="store_true", help="build the named ones too")
     parser.add_argument("--list", action="store_true", help="show what there is, and leave")
     parser.add_argument("--versions", type=Path, default=HERE / "versions.toml", metavar="FILE")
@@ -194,7 +201,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--build needs the names of what to build")
     failed = 0
     try:
-        chosen = choose(given.names, read_versions(given.versions))
+        versions = read_versions(given.versions)
+        chosen = choose(given.names or (versions if given.list else []), versions)
     except FetchError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -111,6 +111,7 @@ OPERATIONS = {
     "shl.b32": Operation("u32", ("u32", "u32"), _shift_left),
     "shl.b64": Operation("u64", ("u64", "u32"), _shift_left),
     "mul.wide.u32": Operation("u64", ("u32", "u32"), lambda a, b: a.astype(np.uint64) * b),
+    "mul.wide.s32": Operation("s64", ("s32", "s32"), lambda a, b: a.astype(np.int64) * b),
     "cvt.u64.u32": Operation("u64", ("u32",), lambda a: a.astype(np.uint64)),
     "setp.lt.s64": Operation("pred", ("s64", "s64"), np.less),
     "setp.eq.b64": Operation("pred", ("u64", "u64"), np.equal),
@@ -167,9 +168,9 @@ class Region:
 # Programs.
 
 _ACCESS = re.compile(
-    r"(ld|st)\.(global|shared|param)(?:(?<=shared)::cta)?(?:\.v([24]))?\.([bsu])(16|32|64)"
+    r"(ld|st)\.(global|shared|param)(?:(?<=shared)::cta)?(?:\.v([24]))?\.([bsuf])(16|32|64)"
 )
-_MOVE = re.compile(r"mov\.[bu](16|32|64)")
+_MOVE = re.compile(r"mov\.[bsuf](16|32|64)")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*);")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+")
 _IGNORED = re.compile(r"(\.loc|\.reg)\s.*|\$?\w+:")
@@ -253,7 +254,7 @@ class _Launch:
         elif found := _ACCESS.fullmatch(opcode):
             what, space, count, kind, bits = found.groups()
             move = self._load if what == "ld" else self._store
-            move(space, kind.replace("b", "u") + bits, int(count or 1), operands, active)
+            move(space, re.sub("[bf]", "u", kind) + bits, int(count or 1), operands, active)
         elif _MOVE.fullmatch(opcode):
             self._move(int(opcode[-2:]), operands, active)
         elif (opcode, *operands) not in (("ret",), ("bar.sync", "0")) or not active.all():
@@ -419,7 +420,9 @@ class PtxKernel:
 
 def use_target(monkeypatch, capability):
     """Let Triton compile for ``capability`` until the test ends."""
-    monkeypatch.setattr(triton.runtime.driver, "_active", Target(capability))
+    driver = triton.runtime.driver
+    name = "_active" if hasattr(driver, "_active") else "active"  # the latter before Triton 3.4
+    monkeypatch.setattr(driver, name, Target(capability))
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,12 +25,18 @@ def test_sessions_cover_every_supported_version():
     found = sessions()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python ::" in line]
+    wheels = [each for each in found if each["name"] == "wheel"]
+    assert [*dict.fromkeys(each["python"] for each in wheels)] == named
+    oldest = next(each["torch"] for each in wheels)
+    assert f"torch>={oldest.removesuffix('.0')}" in project["dependencies"]
+    *harness, newest = named
+    assert newest == "3.14"  # megatron-core is not published for it
     compared = [(each["python"], each["deepspeed"]) for each in found if "deepspeed" in each]
-    assert compared == [(python, release) for python in named for release in CHECKED_VERSIONS]
+    assert compared == [(python, release) for python in harness for release in CHECKED_VERSIONS]
     trained = [(each["python"], each["megatron"]) for each in found if "megatron" in each]
-    assert [*dict.fromkeys(python for python, _ in trained)] == named
+    assert [*dict.fromkeys(python for python, _ in trained)] == harness
     # What set-up installs for a Python is among what is run with it.
-    for python in named:
+    for python in harness:
         pins = [sys.executable, "requirements/pins.py", "--python", python, "requirements/run.txt"]
         lines = subprocess.run(pins, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         pinned = dict(line.split("==") for line in lines.split())
@@ -39,5 +45,5 @@ def test_sessions_cover_every_supported_version():
 
 def test_every_file_of_tests_that_a_session_names_is_there():
     paths = re.findall(r'"(tests/[^"]+)"', (ROOT / "noxfile.py").read_text())
-    assert len(paths) == 8
+    assert len(paths) == 11
     assert [path for path in paths if not (ROOT / path).exists()] == []

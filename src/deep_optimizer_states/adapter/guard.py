@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import platform
 import sys
 import textwrap
 import tomllib
@@ -44,6 +45,7 @@ CHECKED_VERSIONS = (*OLDER, NEWEST)
 ALLOW_UNVERIFIED = "DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED"
 """Environment variable that allows a release of which nothing is known, where it is 1."""
 
+_NAMES = {"Darwin": "macOS"}
 _INSTALL = f"install one of deepspeed=={', '.join(CHECKED_VERSIONS)}"
 _WAY_OUT = (
     f"{_INSTALL}, or give up the promise of equal bits with install(allow_unverified=True) or "
@@ -81,10 +83,15 @@ def check_deepspeed(allow_unverified: bool = False) -> None:
         allow_unverified: Warn instead of refusing.
 
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing or is not such a release; names the methods
-            that differ.
+        UnsupportedDeepSpeedError: This is not Linux, or DeepSpeed is missing or is not such a
+            release; names the methods that differ.
         ConfigError: ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED`` is neither 0 nor 1.
     """
+    if (system := platform.system()) != "Linux":
+        raise UnsupportedDeepSpeedError(
+            f"deep_optimizer_states needs Linux, and this is {_NAMES.get(system, system)}: train "
+            "without install() here, which is stock DeepSpeed"
+        )
     allow_unverified = _is_allowed_by_environment() or allow_unverified
     installed = installed_version()
     checked, how = _nearest(installed)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # it needs pydantic, without which commands still say what is
 originals: dict[tuple[Any, str], Any] = {}
 """DeepSpeed's own methods, by class and name, while ours are in their place."""
 Handler = Callable[[int, FrameType | None], Any]
-_HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def install(allow_unverified: bool = False) -> None:
@@ -44,8 +43,8 @@ def install(allow_unverified: bool = False) -> None:
             that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
 
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is not known; names what
-            differs.
+        UnsupportedDeepSpeedError: This is not Linux, DeepSpeed is missing, or its code is not
+            known; names what differs.
     """
     if originals:
         return
@@ -375,7 +374,7 @@ def signals_held_back() -> Iterator[None]:
         else:
             held[number] = frame
 
-    for number in _HELD_BACK:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         handler = signal.getsignal(number)
         if callable(handler):
             handlers[number] = handler

@@ -60,7 +60,7 @@ def tail_of_op(
             return tail
     raise KernelError(
         "DeepSpeedCPUAdam on this machine rounds in a way that no variant of our kernel repeats; "
-        "results would not equal stock DeepSpeed's. Rebuild its cpu_adam op with g++ on x86-64"
+        "results would not equal stock DeepSpeed's. Rebuild its cpu_adam op with g++"
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -493,6 +494,23 @@ def refuse_autocast(stock: Any) -> None:
         raise ConfigError(
             f'torch_autocast in fp16 scales gradients by itself, which "{BLOCK}" does not repeat; '
             'use torch_autocast in bfloat16, or the "fp16" or "bf16" block'
+        )
+
+
+def refuse_native_pins(offload: Any) -> None:
+    """Refuse DeepSpeed's own allocator of page-locked memory, which would not be used.
+
+    Args:
+        offload: The config's ``offload_optimizer``.
+
+    Raises:
+        ConfigError: It is to be page-locked by that allocator.
+    """
+    backend = os.environ.get("DS_PIN_MEMORY_BACKEND", "").strip().lower()
+    if offload is not None and offload.pin_memory and backend == "native":
+        raise ConfigError(
+            f'DS_PIN_MEMORY_BACKEND = native: "{BLOCK}" locks pages itself, without rounding '
+            "sizes up; take the variable out, or set offload_optimizer.pin_memory to false"
         )
 
 

@@ -32,6 +32,7 @@ from deep_optimizer_states.adapter.update import (
     Gradients,
     InterleavedOptimizer,
     refuse_autocast,
+    refuse_native_pins,
     settle_schedule,
     stand_in_for_step,
 )
@@ -71,6 +72,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         subgroup_numel: int,
         **kwargs: Any,
     ) -> None:
+        offload = kwargs["offload_optimizer_config"]
+        refuse_native_pins(offload)
         # Gradients lie in host memory, and nothing waits for single tiles.
         none = {"keep_grads_on_device": False, "just_in_time_forward": False}
         self._open(init_optimizer, settings.model_copy(update=none))
@@ -78,7 +81,6 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self._hidden = contextlib.ExitStack()
         self._is_made = False
         self._done: list[Tensor] | None = None
-        offload = kwargs["offload_optimizer_config"]
         self._locks_pages = bool(offload.pin_memory)
         # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
         kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})

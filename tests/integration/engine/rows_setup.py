@@ -98,6 +98,9 @@ def refuse(_folder, words, case=ONE, block=None, then=None, under=contextlib.nul
     assert [word for word in words.split("|") if word not in said] == [], said
 
 
+NATIVE = functools.partial(mock.patch.dict, "os.environ", DS_PIN_MEMORY_BACKEND="native")
+PINNED = ("DS_PIN_MEMORY_BACKEND = native", {"under": NATIVE})
+PAGEABLE = at_stage(3, {"zero": {"offload_optimizer": {"device": "cpu", "pin_memory": False}}})
 UNMANAGED = Case(config={"managed_gradient_accumulation": False})
 TWO_TYPES = {"make": net_of_two_types, "groups": groups_of_two_types}
 TWO_TYPES["config"] = {"bf16": {"enabled": False}}
@@ -136,6 +139,9 @@ for name, words, given in (
         "ConfigError|torch.bfloat16 and torch.float32: convert the model to one",
         {"case": at_stage(2, TWO_TYPES)},
     ),
+    ("DeepSpeed's page locks", *PINNED),
+    ("DeepSpeed's page locks at stage 2", PINNED[0], {"case": AT_STAGE_2, **PINNED[1]}),
+    ("nothing: no page locks", "no error", {"case": PAGEABLE, **PINNED[1]}),
     ("nothing: more memory than the machine shows", "no error", MORE_THAN_SHOWN),
 ):
     ROWS.check(f"refused: {name}", words=words, **given)(refuse)

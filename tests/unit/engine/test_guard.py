@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -168,6 +170,19 @@ def test_a_changed_method_below_a_decorator_and_a_missing_one_are_named(monkeypa
     with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method") as caught:
         guard.check_deepspeed()
     assert "Optimizer_Stage3.partition_grads" in str(caught.value)
+
+
+@pytest.mark.parametrize(("system", "name"), [("Windows", "Windows"), ("Darwin", "macOS")])
+def test_another_system_than_linux_is_named_in_a_line(system, name):
+    """In a process of its own, without the signals that Windows lacks."""
+    code = f"import platform, signal; platform.system = lambda: {system!r}\n"
+    code += "del signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2\n"
+    code += "import deep_optimizer_states; deep_optimizer_states.install(allow_unverified=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=False
+    )
+    line = f"deep_optimizer_states needs Linux, and this is {name}: "
+    assert f"UnsupportedDeepSpeedError: {line}" in done.stderr.splitlines()[-1]
 
 
 def test_the_table_of_the_newest_release_is_empty(monkeypatch):

@@ -81,8 +81,8 @@ def launch_plain(monkeypatch, what, enable_fp_fusion):
     generator = torch.Generator().manual_seed(5)
     a, b, c = torch.rand(3, 256, generator=generator)
     out = torch.empty(256)
-    options = {"enable_fp_fusion": enable_fp_fusion, "enable_reflect_ftz": False}
-    PtxKernel(plain_kernel)[(1,)](a, b, c, out, WHAT=what, BLOCK=256, **options)
+    options = {"WHAT": what, "BLOCK": 256, "enable_fp_fusion": enable_fp_fusion}
+    PtxKernel(plain_kernel)[(1,)](a, b, c, out, **options)
     return (a, b, c), out
 
 

@@ -8,6 +8,7 @@ from third_party.fetch import (
     FULL_COMMIT,
     FetchError,
     Version,
+    choose,
     fetch,
     main,
     read_versions,
@@ -138,11 +139,21 @@ def test_an_unknown_name_gets_its_nearest(capsys):
     assert "did you mean 'megatron-deepspeed'?" in capsys.readouterr().err
 
 
+def test_a_group_is_fetched_by_its_name_alone():
+    versions = read_versions(LISTED)
+    names = [version.name for version in choose(["deepspeed-tests"], versions)]
+    assert len(names) == 3
+    assert [name for name in names if not name.startswith("deepspeed-tests-")] == []
+    assert choose(names[:1], versions) == [versions[names[0]]]
+    assert {*names}.isdisjoint(version.name for version in choose([], versions))
+
+
 def test_the_list_names_url_commit_and_licence_of_each():
     versions = read_versions(LISTED)
     assert set(versions) == {
         *("megatron-deepspeed", "deepspeed-fork", "artifact", "apex"),
         *("optimus-cc", "powersgd", "lm-eval"),
+        *(f"deepspeed-tests-{release}" for release in ("0.18.9", "0.19.5", "0.19.8")),
     }
     assert versions["megatron-deepspeed"].commit.startswith("6acc370a")
     for version in versions.values():

@@ -16,6 +16,7 @@ from torch import Tensor
 from deep_optimizer_states.adapter.update import (
     InterleavedOptimizer,
     refuse_autocast,
+    refuse_native_pins,
     settle_schedule,
     stand_in_for_step,
 )
@@ -58,6 +59,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         **kwargs: Any,
     ) -> None:
         refuse_unmanaged(settings, is_managed)
+        refuse_native_pins(kwargs["offload_optimizer_config"])
         self._open(init_optimizer, settings, _master_dtype(kwargs))
         self._is_managed = is_managed
         self._may_keep_grads = settings.keep_grads_on_device

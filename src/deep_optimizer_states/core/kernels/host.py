@@ -36,6 +36,8 @@ class InstructionSet(enum.IntEnum):
     AVX2 = 1
     """With FMA."""
     AVX512 = 2
+    SVE = 3
+    """ARM's, where PORTABLE is NEON."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,19 @@
 #include <immintrin.h>
 #define DOS_HAS_STREAMING_STORES 1
 #endif
+#if defined(__aarch64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#define DOS_HAS_SVE_SET 1
+#endif
 
 namespace {
+
+#ifdef __aarch64__
+using Half = __fp16;  // ARM's g++ has no _Float16 before 13
+#else
+using Half = _Float16;
+#endif
 
 // Elements. Short, so that all five arrays stream side by side: with long ones the memory system
 // sees one array, then three, then one, and idles in between. Too short, and the calls cost more.
@@ -77,9 +88,17 @@ namespace avx512 {
 }
 #pragma GCC pop_options
 #endif
+#ifdef DOS_HAS_SVE_SET
+#pragma GCC push_options
+#pragma GCC target("+sve")
+namespace sve {
+#include "host_adam_chunk.inc"
+}
+#pragma GCC pop_options
+#endif
 
 using Chunk = void (*)(const Arguments&, int64_t, int64_t);
-enum Set : int { kBest = -1, kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+enum Set : int { kBest = -1, kPortable = 0, kAvx2 = 1, kAvx512 = 2, kSve = 3 };
 
 int best_set() {
 #ifdef DOS_HAS_X86_SETS
@@ -89,6 +108,9 @@ int best_set() {
         return kAvx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
 #endif
+#ifdef DOS_HAS_SVE_SET
+    if (getauxval(AT_HWCAP) & HWCAP_SVE) return kSve;
+#endif
     return kPortable;
 }
 
@@ -97,6 +119,9 @@ Chunk choose(int set, bool is_probe) {
 #ifdef DOS_HAS_X86_SETS
     if (set == kAvx512) return is_probe ? avx512::probe_chunk : avx512::step_chunk;
     if (set == kAvx2) return is_probe ? avx2::probe_chunk : avx2::step_chunk;
+#endif
+#ifdef DOS_HAS_SVE_SET
+    if (set == kSve) return is_probe ? sve::probe_chunk : sve::step_chunk;
 #endif
     return is_probe ? portable::probe_chunk : portable::step_chunk;
 }
@@ -127,7 +152,8 @@ double run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threa
 
 }  // namespace
 
-// Best instruction set of this CPU: 0 portable, 1 AVX2 with FMA, 2 AVX-512. All give the same bits.
+// Best instruction set of this CPU: 0 portable, 1 AVX2 with FMA, 2 AVX-512, 3 SVE.
+// All give the same bits.
 extern "C" int dos_best_set() { return best_set(); }
 
 // p: numel of master_type, and m, v: numel of moment_type, updated in place. gradient: numel of

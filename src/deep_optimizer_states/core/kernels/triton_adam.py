@@ -2,7 +2,8 @@
 
 Every operation is one whose rounding IEEE 754 fixes: products, explicit fused multiply-adds,
 round-to-nearest square root and division. No addition stands alone beside a product, so there is
-nothing for a compiler to contract.
+nothing for a compiler to contract. The root and the quotient are PTX: Triton's own functions flush
+subnormal numbers before Triton 3.6.
 
 [Note: variants] Triton compiles a kernel anew for every combination of arguments that are 1, that
 are multiples of 16 or that are aligned addresses, unless it is told not to look. Here it is told:
@@ -24,6 +25,18 @@ BLOCK = 1024
 """Elements a program instance handles."""
 ALIGNMENT = 16
 """Alignment of addresses, in bytes, and of the number of elements: Triton knows no other."""
+
+
+@triton.jit
+def _sqrt_rn(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    code: tl.constexpr = "sqrt.rn.f32 $0, $1;"
+    return tl.inline_asm_elementwise(code, "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _div_rn(x, y):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    code: tl.constexpr = "div.rn.f32 $0, $1, $2;"
+    return tl.inline_asm_elementwise(code, "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
 
 
 def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton reads the names
@@ -67,9 +80,9 @@ def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton rea
         is_tail = at >= tail
         first = tl.where(is_tail, tl.fma(m, beta1, g * one_minus_beta1), first)
         second = tl.where(is_tail, tl.fma(v, beta2, square * one_minus_beta2), second)
-    root = tl.sqrt_rn(second)
+    root = _sqrt_rn(second)
     denominator = tl.fma(root, rsqrt_bias2, eps)
-    ratio = tl.div_rn(first, denominator)
+    ratio = _div_rn(first, denominator)
     if HAS_DECAY and DECOUPLED:
         p = tl.fma(p, decay, p)
     p = tl.fma(ratio, step_size, p).to(kept)
@@ -132,5 +145,4 @@ class TritonAdam:
                 STATE_FUSED_TAIL=self._tail_mode == 1,
                 BLOCK=BLOCK,
                 enable_fp_fusion=False,
-                enable_reflect_ftz=False,  # libdevice's functions would flush subnormal numbers
             )

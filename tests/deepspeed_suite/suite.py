@@ -1,0 +1,163 @@
+"""Run DeepSpeed's own unit tests with the plugin beside stock, and write docs/deepspeed-tests.md.
+
+``nox -s "deepspeed-tests(RELEASE)"`` runs it. Each test is run under stock, one that offloads its
+optimizer also with the plugin, and one that could (it has a ZeRO stage and Adam) twice more with
+an offload added. Results stay in the work folder, so that a run may be made in parts.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "deepspeed-tests.md"
+FILES = (HERE / "files.txt").read_text().split()  # those of most worth first
+SAME, PASSED, REFUSED = "same bits", "passed", "refused"
+OTHER, ALONE, STOCK_ALONE = "other bits", "plugin alone fails", "stock alone fails"
+BOTH, SKIPPED, NONE = "both fail", "skipped", "no offload"
+COLUMNS = (SAME, PASSED, REFUSED, OTHER, ALONE, STOCK_ALONE, BOTH)
+LOST = {"outcome": "failed", "why": "pytest ended before it", "engine": [], "refused": []}
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+# A CPU is taken for four accelerators, and a test's own limit comes before DeepSpeed's.
+ENVIRONMENT |= {"LOCAL_SIZE": "4", "DS_UNITTEST_TIMEOUT": "3600", "DS_DISABLE_REUSE_DIST_ENV": "1"}
+WAYS = {"own": "As written: the test offloads its optimizer", "added": "With an offload added"}
+
+
+def verdict(stock, ours):
+    """Judge a test by its record under stock and, where it was run, with the plugin."""
+    if stock["outcome"] == "skipped":
+        return SKIPPED
+    if ours is None or (ours["outcome"] == "passed" and not any(ours["engine"])):
+        return NONE
+    if stock["outcome"] == "failed":
+        return STOCK_ALONE if ours["outcome"] == "passed" else BOTH
+    if ours["outcome"] != "passed":
+        return REFUSED if ours["refused"] else ALONE
+    if stock["bits"] != ours["bits"]:
+        return OTHER
+    return SAME if stock["bits"] else PASSED
+
+
+class Suite:
+    """DeepSpeed's tests, copied out of their checkout, next to which they would import it."""
+
+    def __init__(self, source, work):
+        self.work = work
+        self.tests = work / "tests"
+        shutil.rmtree(self.tests, ignore_errors=True)
+        shutil.copytree(source / "tests", self.tests)
+
+    def run(self, file, plugin=False, add=False, only=None):
+        """Run a file's tests; return test -> record."""
+        if only == []:
+            return {}
+        files = {name: str(self.work / f"{name}.jsonl") for name in ("notes", "results")}
+        for path in files.values():
+            Path(path).write_text("")
+        env = os.environ | ENVIRONMENT
+        env["DEEPSPEED_SUITE"] = json.dumps({**files, "plugin": plugin, "add": add})
+        env["PYTHONPATH"] = os.pathsep.join((str(HERE), str(self.tests)))
+        words = ["-p", "suite_hook", "-p", "no:cacheprovider", "--timeout=300", "-q", "--tb=short"]
+        command = [sys.executable, "-m", "pytest", *words, *(only or [f"unit/{file}.py"])]
+        with (self.work / "output.txt").open("a") as output:
+            subprocess.run(command, cwd=self.tests, env=env, stdout=output, stderr=output)
+        records = map(json.loads, Path(files["results"]).read_text().splitlines())
+        return {record["test"]: record for record in records}
+
+    def judge(self, file):
+        """Return a row for each test of a file: way, verdict, test and the reason."""
+        stock = self.run(file)
+        own = [test for test, record in stock.items() if "own" in record["offload"]]
+        could = {test for test, record in stock.items() if "could be added" in record["offload"]}
+        free = sorted(could.difference(own))
+        ours = dict.fromkeys([*own, *free], LOST) | self.run(file, plugin=True, only=own)
+        stock |= self.run(file, add=True, only=free)
+        ours |= self.run(file, plugin=True, add=True, only=free)
+        rows = []
+        for test, record in stock.items():
+            other = ours.get(test)
+            found = verdict(record, other)
+            why = other["refused"][0] if found == REFUSED else (other or record)["why"]
+            way = "own" if test in own else "added"
+            rows.append([way, found, test, why or record["why"]])
+        return rows
+
+
+def section(release, files, today):
+    """Return the page's part of a release, from file -> rows."""
+    rows = [(file, *row) for file, found in files.items() for row in found]
+    totals = Counter(found for _, _, found, _, _ in rows)
+    text = [
+        f"## DeepSpeed {release}\n",
+        f"{today}, torch {metadata.version('torch')}, Python {platform.python_version()}: "
+        f"{len(rows)} tests of {len(files)} files. {totals[SKIPPED]} skip themselves on a CPU, and "
+        f"{totals[NONE]} have no optimizer that could be offloaded.",
+    ]
+    for way, title in WAYS.items():
+        counts = defaultdict(Counter)
+        for file, found_way, found, _, _ in rows:
+            if found_way == way and found in COLUMNS:
+                counts[file][found] += 1
+                counts["all"][found] += 1
+        text += [f"\n**{title}.**\n", f"| file | {' | '.join(COLUMNS)} |"]
+        text += ["|---|" + "---:|" * len(COLUMNS)]
+        for file in [*filter(counts.get, files), "all"]:
+            text += [f"| {file} | {' | '.join(str(counts[file][each]) for each in COLUMNS)} |"]
+    for column in COLUMNS[2:]:
+        reasons = defaultdict(list)
+        for file, _, found, test, why in rows:
+            if found == column:
+                line = " ".join(why.split()).replace("`", "'")[:300]
+                reasons[line].append(f"{Path(file).name} {test.rpartition('::')[2]}")
+        text += [f"\n{column.capitalize()}:\n"] if reasons else []
+        text += [f"- {', '.join(tests)}: `{line}`" for line, tests in reasons.items()]
+    return "\n".join(text) + "\n"
+
+
+def write_page(release, text):
+    """Put a release's part in the place of its last one."""
+    head, *parts = PAGE.read_text().split("\n## ")
+    found = {part.partition("\n")[0]: "## " + part.rstrip() + "\n" for part in parts}
+    found[f"DeepSpeed {release}"] = text
+    PAGE.write_text("\n".join([head.rstrip() + "\n", *found.values()]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("source", type=Path, help="checkout of DeepSpeed")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR")
+    parser.add_argument("files", nargs="*", metavar="FILE", default=FILES)
+    given = parser.parse_intermixed_args()
+    release = metadata.version("deepspeed")
+    given.work.mkdir(parents=True, exist_ok=True)
+    known = given.work / "known.json"
+    files = json.loads(known.read_text()) if known.exists() else {}
+    from deepspeed.accelerator import get_accelerator
+
+    for op in ("ShareMemComm", "CPUAdam", "FusedAdam", "Utils", "PinMemory"):
+        # A test that compiled one would run out of time; a release may lack one.
+        with contextlib.suppress(Exception):
+            get_accelerator().create_op_builder(f"{op}Builder").load()
+    suite = Suite(given.source, given.work.resolve())
+    for file in given.files:
+        if not (suite.tests / "unit" / f"{file}.py").exists():
+            continue
+        files[file] = suite.judge(file)
+        print(file, dict(Counter(found for _, found, _, _ in files[file])), flush=True)
+        known.write_text(json.dumps(files, indent=1))
+        write_page(release, section(release, files, datetime.date.today().isoformat()))
+    found = [row for rows in files.values() for row in rows if row[1] in (OTHER, ALONE)]
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Switch the plugin on in DeepSpeed's own tests, and note what they do.
+
+A plugin of pytest; the ranks of a test are forked from a server, which imports it first.
+"""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.engine import DeepSpeedEngine
+from unit.common import DistributedExec
+
+BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}  # models are tiny
+TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
+"""The files ``notes`` and ``results``; whether to ``plugin``, and to ``add`` an offload."""
+ENGINES = []
+
+multiprocessing.set_forkserver_preload([__name__])
+
+
+def note(kind, value):
+    with Path(TASK["notes"]).open("a") as file:
+        file.write(json.dumps([int(os.environ.get("RANK", "0")), kind, value]) + "\n")
+
+
+def wrap(owner, name):  # the function comes in the method's place, and is given it first
+    def decorate(wrapper):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args, **kwargs):
+            return wrapper(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+
+    return decorate
+
+
+def fix_seeds():
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(1234)
+
+
+if TASK["plugin"]:
+    import deep_optimizer_states
+    from deep_optimizer_states import errors
+
+    deep_optimizer_states.install()
+
+    @wrap(errors.DeepOptimizerStatesError, "__init__")
+    def _note_refusal(original, error, *words):
+        original(error, *words)
+        if isinstance(error, (errors.ConfigError, errors.UnsupportedDeepSpeedError)):
+            note("refused", str(error))
+
+
+@wrap(DeepSpeedConfig, "_initialize_params")
+def _add_blocks(original, config, params):
+    zero = params.get("zero_optimization")
+    zero = zero if isinstance(zero, dict) and zero.get("stage") else {}
+    offload = zero.get("offload_optimizer") or {"device": "cpu" if zero.get("cpu_offload") else ""}
+    device = offload["device"] if isinstance(offload, dict) else offload.device
+    is_own = getattr(device, "value", device) == "cpu"
+    is_adam = str((params.get("optimizer") or {}).get("type")).lower() in ("adam", "adamw")
+    can_add = bool(zero) and is_adam and device == ""
+    note("offload", "own" if is_own else "could be added" if can_add else "none")
+    if can_add and TASK["add"]:
+        zero = {**zero, "offload_optimizer": {"device": "cpu"}}
+        params = {**params, "zero_optimization": zero}
+    if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
+        params = {**params, "deep_optimizer_states": BLOCK}
+    original(config, params)
+
+
+@wrap(DeepSpeedEngine, "_configure_zero_optimizer")
+def _note_engine(original, engine, optimizer):
+    made = original(engine, optimizer)
+    note("engine", hasattr(made, "background"))
+    ENGINES.append(engine)
+    return made
+
+
+@wrap(DeepSpeedEngine, "step")
+def _note_norm(original, engine, *args, **kwargs):
+    original(engine, *args, **kwargs)
+    note("bits", str(getattr(engine, "_global_grad_norm", None)))
+
+
+@wrap(DeepSpeedEngine, "destroy")
+def _note_before_the_end(original, engine, *args, **kwargs):
+    note_state([engine])
+    original(engine, *args, **kwargs)
+
+
+def note_state(engines):
+    """Note this rank's part of weights, master weights and moments, once for each engine."""
+    for engine in [each for each in engines if each in ENGINES]:
+        ENGINES.remove(engine)
+        try:
+            note("bits", {name: bits(tensor) for name, tensor in state_of(engine)})
+        except Exception as error:  # noqa: BLE001 - a test may leave an engine in any state
+            note("bits", type(error).__name__)
+
+
+def bits(tensor):
+    """A digest of every bit, by which any NaN equals any other (docs/settings.md)."""
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), torch.nan, tensor)
+    raw = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def state_of(engine):
+    """Without padding, which stock leaves uninitialised at stage 3."""
+    stock = engine.optimizer
+    for name, param in engine.module.named_parameters():
+        if not hasattr(param, "ds_tensor"):
+            yield name, param.data
+        else:
+            rank = torch.distributed.get_rank(param.ds_process_group)
+            left = param.ds_numel - rank * param.partition_numel()
+            yield name, param.ds_tensor.flatten()[: max(0, left)]
+    if hasattr(stock, "fp32_partitioned_groups_flat"):
+        masters, groups = stock.fp32_partitioned_groups_flat, stock.fp16_partitioned_groups
+        cuts = [[part.numel() for part in parts] for parts in groups]
+        paddings = stock.groups_padding
+    else:
+        masters = getattr(stock, "single_partition_of_fp32_groups", [])
+        cuts, paddings = [[master.numel()] for master in masters], [[0]] * len(masters)
+    for idx, master in enumerate(masters):
+        state = stock.optimizer.state.get(master, {})
+        tensors = {"master": master, **{key: state[key] for key in state if key != "step"}}
+        for key, tensor in sorted(tensors.items()):
+            pieces = tensor.flatten().split(cuts[idx])
+            for number, (piece, padding) in enumerate(zip(pieces, paddings[idx], strict=True)):
+                yield f"{key}/{idx}/{number}", piece[: len(piece) - padding]
+
+
+@wrap(DistributedExec, "_dist_run")
+def _run_noted(original, test, *args, **kwargs):
+    fix_seeds()
+    result = original(test, *args, **kwargs)
+    note_state(ENGINES)
+    return result
+
+
+@wrap(DistributedExec, "_close_pool")
+def _end_ranks(original, test, pool, *args, **kwargs):
+    """End ranks at once after a failure: they may wait for each other."""
+    if sys.exc_info()[0] is None:
+        return original(test, pool, *args, **kwargs)
+    return pool.terminate()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    fix_seeds()
+    item.suite = {"test": item.nodeid, "outcome": "passed", "why": ""}
+    item.suite |= {kind: [] for kind in ("offload", "engine", "bits", "refused")}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    report = (yield).get_result()
+    if not report.passed and item.suite["outcome"] == "passed":
+        said = str(report.longrepr[2] if report.skipped else report.longreprtext)
+        errors = re.findall(r"^(?:E\s+)?([\w.]*(?:Error|Exception|Failed)\b.*)", said, re.M)
+        item.suite |= {"outcome": report.outcome, "why": (errors or said.splitlines() or [""])[-1]}
+    if report.when == "call" and report.passed:
+        note_state(ENGINES)
+    if report.when == "teardown":
+        ENGINES.clear()
+        notes = Path(TASK["notes"])
+        lines = [json.loads(line) for line in notes.read_text().splitlines()]
+        notes.write_text("")
+        for _, kind, value in sorted(lines, key=lambda line: line[0]):  # stable: a rank's in order
+            item.suite[kind].append(value)
+        with Path(TASK["results"]).open("a") as file:
+            file.write(json.dumps(item.suite) + "\n")

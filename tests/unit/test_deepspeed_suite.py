@@ -1,0 +1,60 @@
+"""Verdicts of DeepSpeed's own tests, and the page that they go into."""
+
+import pytest
+
+from tests.deepspeed_suite import suite
+
+
+def record(outcome="passed", bits=("a",), engine=True, refused=()):
+    return {"outcome": outcome, "engine": [engine], "bits": [*bits], "refused": [*refused]}
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours", "expected"),
+    [
+        (record(), record(), suite.SAME),
+        (record(), record(bits=("b",)), suite.OTHER),
+        (record(), record(bits=()), suite.OTHER),
+        (record(bits=()), record(bits=()), suite.PASSED),
+        (record(), record(engine=False), suite.NONE),
+        (record(), record("failed", refused=["no"]), suite.REFUSED),
+        (record(), record("skipped", refused=["no"]), suite.REFUSED),
+        (record(), record("failed", engine=False), suite.ALONE),
+        (record(), record("skipped", engine=True), suite.ALONE),
+        (record("failed"), record("failed", refused=["no"]), suite.BOTH),
+        (record("failed"), record(), suite.STOCK_ALONE),
+        (record("skipped"), record("skipped"), suite.SKIPPED),
+        (record("skipped"), None, suite.SKIPPED),
+        (record(), None, suite.NONE),
+    ],
+)
+def test_a_verdict_is_of_both_runs(stock, ours, expected):
+    assert suite.verdict(stock, ours) == expected
+
+
+def test_a_section_counts_every_test_and_names_what_did_not_pass():
+    rows = [
+        ["own", suite.SAME, "x.py::a", ""],
+        ["own", suite.REFUSED, "x.py::b", "not this"],
+        ["added", suite.ALONE, "x.py::c", "lost `it`"],
+        ["own", suite.SKIPPED, "x.py::d", ""],
+        ["added", suite.NONE, "x.py::e", ""],
+    ]
+    text = suite.section("1.2", {"z/x": rows}, "today")
+    assert "5 tests of 1 files. 1 skip" in text
+    assert "and 1 have no" in text
+    assert "| z/x | 1 | 0 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 0 |" in text
+    assert "- x b: `not this`" in text
+    assert "- x c: `lost 'it'`" in text
+
+
+def test_a_release_replaces_its_own_section_alone(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nHead.\n")
+    monkeypatch.setattr(suite, "PAGE", page)
+    for release, words in (("1", "old"), ("2", "kept"), ("1", "new")):
+        suite.write_page(release, f"## DeepSpeed {release}\n\n{words}\n")
+    assert page.read_text() == (
+        "# Title\n\nHead.\n\n## DeepSpeed 1\n\nnew\n\n## DeepSpeed 2\n\nkept\n"
+    )
