@@ -182,7 +182,8 @@ def main():
             row = f"| {versions} | {preset} | {ranks} | {outcome} | {minutes:.1f} | {today} |"
             print(row, flush=True)
             write_row(name, row)
-    sys.exit("\n".join(failed))
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":
