@@ -174,7 +174,7 @@ def main():
             began = time.monotonic()
             try:
                 outcome = compare(name, preset, ranks, folder)
-            except AssertionError as error:
+            except (AssertionError, subprocess.TimeoutExpired) as error:
                 failed.append(f"{name}, {preset}, {ranks} ranks: {error}")
                 print(failed[-1], flush=True)
                 continue
