@@ -2,7 +2,8 @@
 
 There Accelerate begins torch's process group and not DeepSpeed's, so that ``zero.Init`` takes every
 rank for the only one and refuses the batch sizes. DeepSpeed's messages by shared memory are left
-out: gloo does without, and they take minutes to build. For stock and plugin alike.
+out: gloo does without, and they take minutes to build. axolotl asks a single rank for NCCL, which a
+machine without a GPU lacks, and gets gloo. For stock and plugin alike.
 """
 
 import functools
@@ -21,6 +22,8 @@ class BeginFirst:
         def load_and_wrap(module):
             load(module)
             sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+            begin = module.dist.init_distributed
+            module.dist.init_distributed = lambda dist_backend=None, **given: begin("gloo", **given)
             init = module.Init.__init__
 
             @functools.wraps(init)
