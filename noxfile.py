@@ -54,7 +54,7 @@ PROGRAMS = {
     "lightning": ["lightning", "transformers"],
 }
 """Session -> what it installs, in the newest release, beside DeepSpeed."""
-LEFT_OUT = ["flash-attn", "torchvision", "triton", "xformers"]
+LEFT_OUT = ["flash-attn", "torchvision", "xformers"]
 """Made for GPUs, or for one release of torch."""
 
 
