@@ -31,8 +31,10 @@ BUILT = SOURCE_FOLDER / "build" / "gpu-check"
 SITE = BUILT / "site"
 NEEDED = (
     *("torch", "deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),
-    *("pytest", "pytest-timeout"),
+    "tiktoken",
+    *("pytest", "pytest-timeout", "hypothesis"),
 )
+_FOR_REPORTS = ("pandas", "matplotlib", "scipy")
 EXIT_FAILED = 1
 _GRACE_S = 10.0
 _SLOWER_ON_A_CPU = 4
@@ -67,7 +69,7 @@ class Part:
 _PYTEST = ("-m", "pytest", "-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider")
 _BUILD = ("-m", "deep_optimizer_states.build")
 _CALIBRATE = ("-m", "deep_optimizer_states", "calibrate", "--force")
-_SWEEP = ("-m", "launch.sweep", "--study", "peers", "--sweep", "gpu", "--minutes", "7.5")
+_SWEEP = ("-m", "launch.sweep", "--study", "peers", "--sweep", "gpu")
 PARTS = {
     "build": Part(300, _BUILD, "the CPU's kernels", "equal to DeepSpeedCPUAdam"),
     "tests": Part(
@@ -108,12 +110,13 @@ class Outcome:
     lines: Sequence[str]
 
 
-def run_part(name: str, folder: Path, on_gpu: bool) -> Outcome:
+def run_part(name: str, folder: Path, on_gpu: bool, for_sweep: Sequence[str] = ()) -> Outcome:
     """Run a part within its time, into ``folder/NAME.log``."""
     part, log = PARTS[name], folder / f"{name}.log"
     words = [word.format(folder=folder) for word in part.words]
-    if name == "peers" and not all(map(importlib.util.find_spec, ("pandas", "matplotlib"))):
-        words.append("--no-report")
+    if name == "peers":
+        words += for_sweep
+        words += [] if all(map(importlib.util.find_spec, _FOR_REPORTS)) else ["--no-report"]
     limit_s = part.limit_s * (1 if on_gpu else _SLOWER_ON_A_CPU)
     _say(f"{name}: at most {limit_s:.0f} s ...")
     begin = time.monotonic()
@@ -206,11 +209,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere"
         )
     on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", _FACTS]))
+    for_sweep = ["--minutes", f"{given.minutes:g}"]
+    for_sweep += ["--model", given.model] if given.model else []
     kept = folder / "summary.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     outcomes = {name: Outcome(**found) for name, found in table.items()}
     for name in names:
-        outcomes[name] = run_part(name, folder, on_gpu)
+        outcomes[name] = run_part(name, folder, on_gpu, for_sweep)
         _say(f"{name}: {outcomes[name].reason or 'ok'}")
         write_summary(folder, machine, on_gpu, outcomes)
         if given.out:
@@ -238,6 +243,8 @@ def _parser() -> Parser:
     add("parts", nargs="*", metavar="PART", help=f"{names} [all of them]")
     add("--folder", type=Path, default=Path("gpu-check"), help="logs and results [gpu-check]")
     add("--wheels", type=Path, default=Path("wheelhouse"), help="what lacks [wheelhouse]")
+    add("--model", metavar="NAME", help="what the sweep trains [the largest that stock can]")
+    add("--minutes", type=float, default=7.5, help="start no run of the sweep after them [7.5]")
     add("--out", type=Path, help="copy summary, logs, rates and report there as well")
     return parser
 

@@ -40,7 +40,8 @@ pinned() { pins "$here"/run.txt "$here"/dev.txt | grep -E "^$1=="; }
 torch_version=${TORCH_VERSION:-$(sed -n 's/.*TORCH_VERSION:-\([0-9.]*\)}.*/\1/p' "$here/setup.sh" | head -1)}
 
 if [ "$lean" = 1 ]; then
-  for name in megatron-core pydantic charset-normalizer tokenizers pytest pytest-timeout; do
+  for name in megatron-core pydantic charset-normalizer tokenizers pytest pytest-timeout hypothesis \
+    tiktoken; do
     pinned "$name"
   done
 else
@@ -55,6 +56,7 @@ stand_in() {
   "$python" - "$work" "$1" "$2+there" <<'PY'
 import sys, zipfile
 folder, name, version = sys.argv[1:]
+name = name.replace("-", "_")  # a dash ends the name in a wheel's
 info = f"{name}-{version}.dist-info"
 with zipfile.ZipFile(f"{folder}/{name}-{version}-py3-none-any.whl", "w") as wheel:
     wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

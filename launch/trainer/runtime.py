@@ -88,7 +88,7 @@ def choose_device(point: Point, ranks: Ranks) -> torch.device:
     """Take this rank's CUDA device, or the CPU.
 
     On CUDA, kernels are chosen that give the same bits in every run, since engines are compared bit
-    by bit; an operation without such a kernel warns.
+    by bit; an operation without such a kernel raises torch's ``RuntimeError``, which names it.
 
     Raises:
         ConfigError: the point asks for CUDA and there is none, or too few.
@@ -105,7 +105,9 @@ def choose_device(point: Point, ranks: Ranks) -> torch.device:
     torch.cuda.set_device(device)
     # Before the first matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not warn_only: attention's backward would warn, and add in whatever order its blocks end.
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # so that it is flash attention everywhere
     # The flag would also fill every new buffer with NaN, which costs time and protects nothing.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
