@@ -14,8 +14,11 @@ writes them there itself, and stages nothing. The device writes them into the ti
 resident tile into an outbox, and they go home on the ``d2h`` lane, before the state: a gather reads
 host memory, and the host waits until they are there.
 
-[Note: staging] The CPU lane writes 16-bit weights into one of two host buffers, so that the next
-tile is stepped while the last one's weights are sent.
+[Note: staging] The CPU lane writes 16-bit weights into one of a few host buffers, so that the next
+tiles are stepped while the last one's weights are sent. A GPU's link does the copies of a stream
+that has more of them before it turns to another stream: beside prefetches that follow each other,
+weights wait until there is none, and the CPU for a buffer (half of an update on an H200). So a
+prefetch waits for weights that were sent before it was issued, and few are issued ahead.
 
 [Note: lists] Tensors are gathered in lists and never in generators: a tuple that is built from a
 generator can be seen half-made by ``gc.get_objects()`` in another thread, and Python then raises
@@ -43,7 +46,8 @@ from deep_optimizer_states.core.schedule import NUM_AHEAD, Schedule
 from deep_optimizer_states.errors import UpdateError
 
 NUM_SLOTS = 3
-NUM_STAGING_BUFFERS = 2
+NUM_STAGING_BUFFERS = 4
+NUM_OUTBOXES = 2
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Executor:
         ]
         self._outboxes = [
             _Buffers((device.empty_device(outbox, types.weights),))
-            for _ in range(NUM_STAGING_BUFFERS if outbox else 0)
+            for _ in range(NUM_OUTBOXES if outbox else 0)
         ]
         self._staging = [
             _Buffers((device.empty_host(staging, types.weights),))
@@ -153,6 +157,7 @@ class Executor:
         self._next_staging = itertools.cycle(self._staging)
         self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
+        self._weights_sent: Event | None = None
         self._held: dict[int, _Buffers] = {}
         self.ahead: dict[int, _Buffers] = {}
         self.claimed: dict[int, _Buffers] = {}
@@ -252,6 +257,7 @@ class Executor:
 
     def reset(self) -> None:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
+        self._weights_sent = None
         self._held.clear()
         self.ahead.clear()
         self.claimed.clear()
@@ -337,6 +343,8 @@ class Executor:
 
     def _prefetch(self, tile: int, work: Work) -> None:
         own, lane = self.claimed.pop(tile, None), self._device.h2d
+        if self._weights_sent is not None:  # see [Note: staging]
+            lane.wait(self._weights_sent, Wait.WEIGHTS_FIRST)
         if own is not None:
             self._held[tile] = own
             self._came_ahead.append(tile)
@@ -439,7 +447,7 @@ class Executor:
         staging, lane = self._held.pop(tile), self._device.weights
         staged, target = staging.views(work.tensors.numel), (work.tensors.weights,)
         lane.submit(f"weights of {work.name}", lambda: copy_all(target, staged))
-        staging.free = lane.record()
+        staging.free = self._weights_sent = lane.record()
         self._on_issued(tile, staging.free)
 
 

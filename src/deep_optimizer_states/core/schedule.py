@@ -28,10 +28,9 @@ from deep_optimizer_states.core.plan import (
 )
 from deep_optimizer_states.core.policies import DYNAMIC, TINY, Share, takes
 
-NUM_AHEAD = 16
-"""Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
-thousand entries before it blocks whoever adds to it, which is the CPU lane's own thread, and a tile
-is six or seven entries of a lane."""
+NUM_AHEAD = 6
+"""Tiles that the device may have in flight under a fixed policy: twice its slots, so that it does
+not run dry while the CPU steps a tile. What is issued goes before the CPU's weights on the link."""
 MOST_UNDER_WAY = 4
 """Tiles on their way to the device ahead of an update at one time: enough that the link has the
 next one when a hook of backward comes late, and few enough that ``step()`` waits for few."""

@@ -23,7 +23,7 @@ FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""
 MOMENTS_BYTES = 2 * FP32_BYTES
 """Both moments of Adam."""
-SLOTS, STAGING_BUFFERS = 3, 2
+SLOTS, STAGING_BUFFERS, OUTBOXES = 3, 4, 2
 """As the executor has them."""
 NVME_BUFFERS = 4
 """DeepSpeed's ``buffer_count`` of an optimizer on NVMe: a subgroup's state each."""
@@ -465,7 +465,7 @@ def _tiles_under_way(of: Workload, grad_bytes: int, has_gpu: bool) -> Iterator[A
     yield Array("weights on their way to the device", staging, HOST, LATER)
     weights = of.weight_bytes if schedule.weights_on_host else 0
     tile = (of.master_bytes + of.moments_bytes + grad_bytes + weights) * schedule.slot_numel
-    outboxes = of.weight_bytes * schedule.outbox_numel * STAGING_BUFFERS
+    outboxes = of.weight_bytes * schedule.outbox_numel * OUTBOXES
     yield Array("slots", float(SLOTS * tile + outboxes), DEVICE, READY)
 
 

@@ -148,6 +148,7 @@ class _Update:
         self.slots = deque(_Slot() for _ in range(self.software.slots if self.software else SLOTS))
         self.staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
         self.held: dict[int, _Slot] = {}
+        self.weights_sent: Job | None = None
         self.ready: dict[int, Job] = {}
         self.numels: Sequence[int] = workload.subgroups
         self.prefetched_bytes: Sequence[int] = [STATE_BYTES] * len(self.numels)
@@ -222,7 +223,8 @@ class _Update:
         slot = self.held[tile] = self.slots.popleft()
         self.slots.append(slot)
         num_bytes = self.prefetched_bytes[tile]
-        slot.filled = self.copy("H2D", f"prefetch {tile}", numel, num_bytes, slot.free)
+        after = [job for job in (slot.free, self.weights_sent) if job is not None]
+        slot.filled = self.copy("H2D", f"prefetch {tile}", numel, num_bytes, *after)
 
     def device_step(self, tile: int, numel: int) -> None:
         slot = self.held.get(tile)  # none for a resident tile
@@ -262,16 +264,15 @@ class _Update:
             job = self.block(what, numel, self.rank.blocking_bytes_per_s)
         else:
             job = self.copy("weights", what, numel, self.workload.weight_bytes)
+            self.weights_sent = None if self.software else job
         self.held.pop(tile).free = self.ready[tile] = job
 
-    def copy(
-        self, lane: str, what: str, numel: int, num_bytes: int, after: Job | None = None
-    ) -> Job:
+    def copy(self, lane: str, what: str, numel: int, num_bytes: int, *after: Job) -> Job:
         """Queue a copy of ``num_bytes`` a parameter."""
         link = _LINKS[lane]
         rate = self.rank.capacity(link, {link}) / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
-        return self.simulator.submit(Job(lane, what, numel, rate, draws, (after,) if after else ()))
+        return self.simulator.submit(Job(lane, what, numel, rate, draws, after))
 
     def block(self, what: str, numel: int, bytes_per_s: float) -> Job:
         """Let the CPU lane itself copy fp32 values."""

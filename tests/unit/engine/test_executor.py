@@ -118,6 +118,31 @@ def test_without_a_wait_the_result_differs(wait, name, lane, parts, ahead, is_ke
     assert torch.equal(result, REFERENCE) == is_kept
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "left out"])
+@pytest.mark.parametrize("policy", ["stride", "dynamic"])
+def test_no_prefetch_overtakes_weights_that_were_sent_before_it_was_issued(policy, is_kept):
+    """A GPU's link would let prefetches go first, one after the other, and the CPU would wait."""
+    under_way, overtaking = set(), []
+
+    def send(what, work, uses=()):
+        under_way.add(what)
+        submit(what, lambda: (work(), under_way.remove(what)))
+
+    def fetch(what, work, uses=()):
+        sent = frozenset(under_way)
+        submit_fetch(what, lambda: (work(), overtaking.extend(sent & under_way)), uses)
+
+    with late("weights", "D2H"):  # or all of the device's tiles have room at once
+        faults = Faults(without=frozenset() if is_kept else frozenset({Wait.WEIGHTS_FIRST}))
+        device = EmulatedDevice(ADAM, faults)
+        submit, submit_fetch = device.weights.submit, device.h2d.submit
+        device.weights.submit, device.h2d.submit = send, fetch
+        schedule = make_schedule(policy, 2, tile_numel=16)
+        Setup(schedule, device, subgroups_with_gradients()).update()
+        device.close()
+    assert bool(overtaking) != is_kept
+
+
 class Clock:
     """A clock that goes on only where it is told to."""
 

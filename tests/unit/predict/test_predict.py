@@ -55,32 +55,32 @@ engine=zero3-0.13 accumulation=4 | 0.5964 2.69 0.8943 0 0.3 38.16 9.85 0
 engine=paper accumulation=8 | 1.303 2.779 0.5085 0 0.3 45.68 11.68 0
 engine=paper micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3 45.68 20.3 0
 machine=cpu-only engine=zero3 dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0 0
-machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6694 0 0
-machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100 0 0
-machine=h200x1 model=20B dp=1 policy=auto | 0.2715 0.768 2.714 0.2285 2.452 220.1 68.58 30.65
-policy=auto micro_batch_size=8 | 0.5916 1.659 0.4051 0.3756 0.2498 26.32 22.85 2.974
-accumulation=4 | 0.5964 1.389 0.2769 0.09921 0.2498 29.3 14.23 2.974
-activation_checkpointing=False | 0.1491 0.2523 0.2769 0.09921 0.2498 26.32 35.28 2.974
-materialized_attention=False | 0.1364 0.3133 0.2769 0.08648 0.2498 26.32 13.7 2.974
-hog_share=0.5 | 0.2255 0.5831 0.2767 0.1603 0.2498 26.32 14.23 2.974
-dp=1 | 0.1359 0.3549 0.6265 0.09921 0.4938 88.79 30.08 11.9
-just_in_time_forward=False | 0.1491 0.3515 0.2769 0 0.2498 26.32 14.23 2.974
-offload_ratio=0.5 | 0.1491 0.3515 0.1606 0.09921 0.1249 18.57 23.27 1.683
-policy=all-host | 0.1491 0.3515 0.3998 0.09921 0.2498 26.32 9.85 0
-policy=all-host h2d_bytes_per_s=4e9 | 0.1491 0.3515 0.8232 0.09921 0.7436 26.32 9.85 0
-policy=all-device | 0.1491 0.3459 0.4051 0.1082 0.2498 26.32 14.23 2.974
-policy=all-device d2h_both_bytes_per_s=2e10 | 0.1491 0.3459 0.62 0.1167 0.2498 26.32 14.23 2.974
-policy=all-device device_memory_bytes=1.3e10 | 0.1491 0.3515 0.4698 0.1072 0.2498 26.32 11.26 0
-policy=stride stride=2 | 0.1491 0.3486 0.2854 0.1082 0.2498 26.32 12.8 1.542
-policy=stride stride=2 keeps_device_grads=False | 0.1491 0.3515 0.3135 0.1072 0.2531 26.32 11.26 0
+machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6752 0 0
+machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100.2 0 0
+machine=h200x1 model=20B dp=1 policy=auto | 0.2715 0.768 2.692 0.2285 2.452 220.2 68.58 30.65
+policy=auto micro_batch_size=8 | 0.5916 1.659 0.4051 0.3756 0.2498 26.46 22.85 2.974
+accumulation=4 | 0.5964 1.389 0.275 0.09921 0.2498 29.43 14.23 2.974
+activation_checkpointing=False | 0.1491 0.2523 0.275 0.09921 0.2498 26.46 35.28 2.974
+materialized_attention=False | 0.1364 0.3133 0.275 0.08648 0.2498 26.46 13.7 2.974
+hog_share=0.5 | 0.2255 0.5831 0.2739 0.1595 0.2498 26.46 14.23 2.974
+dp=1 | 0.1359 0.3549 0.4978 0.09921 0.4938 88.92 30.08 11.9
+just_in_time_forward=False | 0.1491 0.3515 0.275 0 0.2498 26.46 14.23 2.974
+offload_ratio=0.5 | 0.1491 0.3515 0.1558 0.09921 0.1249 18.71 23.27 1.683
+policy=all-host | 0.1491 0.3515 0.3924 0.09921 0.2498 26.46 9.85 0
+policy=all-host h2d_bytes_per_s=4e9 | 0.1491 0.3515 0.7524 0.09921 0.7436 26.46 9.85 0
+policy=all-device | 0.1491 0.3459 0.4051 0.1082 0.2498 26.46 14.23 2.974
+policy=all-device d2h_both_bytes_per_s=2e10 | 0.1491 0.3459 0.62 0.1167 0.2498 26.46 14.23 2.974
+policy=all-device device_memory_bytes=1.3e10 | 0.1491 0.3515 0.4698 0.1072 0.2498 26.46 11.26 0
+policy=stride stride=2 | 0.1491 0.3486 0.2841 0.1082 0.2498 26.46 12.8 1.542
+policy=stride stride=2 keeps_device_grads=False | 0.1491 0.3515 0.311 0.1072 0.2531 26.46 11.26 0
 policy=stride stride=2 weights_at=cpu | 0.1491 0.3486 0.293 0.1054 0.2504 30.48 10.03 1.542
 policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09921 0.1878 26.7 12.05 0
-gather_bytes_per_s=1e9 | 8.958 17.85 0.2769 0.09921 0.2498 26.32 14.23 2.974
-host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.32 14.23 2.974
-host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.013 0.1133 1.785 26.32 14.23 2.974
+gather_bytes_per_s=1e9 | 8.958 17.85 0.275 0.09921 0.2498 26.46 14.23 2.974
+host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.46 14.23 2.974
+host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.019 0.09921 1.785 26.46 14.23 2.974
 engine=zero3 activation_checkpointing=False | 0.1491 0.2634 0.807 0 0.3 35.03 30.89 0
 engine=zero3 bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.807 0 0.3 35.03 10.78 0
-model=13B | 0.2298 0.5711 0.7695 0.1589 0.4751 45.11 20.1 5.658
+model=13B | 0.2298 0.5711 0.5134 0.1589 0.4751 45.24 20.1 5.658
 """
 """What differs from 7B on four H100s with policy dynamic, and what is predicted then:
 seconds of forward, backward, update, what of that is hidden and its bound; 1e9 bytes of host
@@ -134,7 +134,7 @@ def test_auto_is_within_a_twentieth_of_the_best_policy_on_every_profile(name, mi
 
 
 def test_auto_weighs_what_the_forward_hides():
-    workload = of("7B", micro_batch_size=8)
+    workload = of("13B", micro_batch_size=8)
     by_update = choose_policy(workload.subgroups, H100, num_ranks=4)
     auto = predict(workload, H100)
     same = {"policy": by_update.policy, "stride": by_update.stride}
@@ -236,7 +236,7 @@ def test_gradients_are_kept_as_far_as_a_tenth_of_the_device_stays_free(policy):
     assert updates[3] == whole.update_s < updates[2] < updates[0]
 
 
-@pytest.mark.parametrize(("gigabytes", "is_said"), [(20, False), (44, True), (53, False)])
+@pytest.mark.parametrize(("gigabytes", "is_said"), [(26, False), (28, True), (50, False)])
 def test_a_gain_that_is_not_taken_is_said(gigabytes, is_said):
     """Between the links at which the next policy gains much lie some at which it gains a little."""
     rate = gigabytes * 1e9

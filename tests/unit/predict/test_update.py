@@ -126,15 +126,23 @@ def test_weights_that_go_home_are_there_before_the_state_is():
         assert ready_s == ends[f"weights {tile}"] < ends[f"flush {tile}"]
 
 
-def test_a_third_host_step_waits_for_the_first_staging_buffer():
+def test_a_fifth_host_step_waits_for_the_first_staging_buffer():
     # Sending weights takes ten times as long as stepping.
     rank = rank_of(of(), MACHINE)
     slow = with_rates(h2d_bytes_per_s=0.2 * rank.host_parameters_per_s)
     jobs = simulate_update(of(policy="all-host"), slow).jobs
     sent = [job for job in jobs if job.lane == "weights"]
     stepped = [job for job in jobs if job.lane == "CPU"]
-    for done, later in zip(sent, stepped[2:], strict=False):
+    for done, later in zip(sent, stepped[4:], strict=False):
         assert later.begin_s >= done.end_s
+
+
+def test_a_prefetch_waits_for_weights_that_were_sent_before_it():
+    jobs = simulate_update(of(policy="stride", stride=2), MACHINE).jobs
+    fetched = [job for job in jobs if job.lane == "H2D"]
+    assert any(other.lane == "weights" for job in fetched for other in job.after)
+    for job in fetched:
+        assert all(job.begin_s >= other.end_s for other in job.after)
 
 
 @pytest.mark.parametrize(
