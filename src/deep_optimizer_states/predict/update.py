@@ -60,7 +60,7 @@ class Rank:
     host_bytes: int  # that this kernel moves in host memory, a parameter
     links: Mapping[str, float]  # h2d and d2h, page-locked: alone, and "_both" ways at once
     device_parameters_per_s: float  # Adam on the device
-    blocking_bytes_per_s: float  # copies to the device that a host thread waits for
+    blocking_parameters_per_s: float  # weights that a host thread sends to the device
 
     @property
     def host_alone_parameters_per_s(self) -> float:
@@ -86,21 +86,21 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
     stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
     if workload.software is None:
         adam = machine.curve("host_fused_parameters_per_s", threads)
-        num_bytes, blocking_rate = FUSED_HOST_BYTES, "h2d_bytes_per_s"
+        num_bytes = FUSED_HOST_BYTES
     else:
         alone = machine.curve("host_adam_parameters_per_s", threads)
         adam = 1.0 / (1.0 / alone + UNSCALE_BYTES / stream)
-        num_bytes, blocking_rate = STOCK_HOST_BYTES, workload.software.blocking_rate
+        num_bytes = STOCK_HOST_BYTES
     if not machine.gpus:
         # The "device" is the host's own memory: its copies are copies of the host.
         names = ("h2d", "d2h", "h2d_both", "d2h_both")
-        return Rank(host, adam, num_bytes, dict.fromkeys(names, stream / 2), adam, stream / 2)
+        return Rank(host, adam, num_bytes, dict.fromkeys(names, stream / 2), adam, stream / 8)
     links = {way: machine.rate(f"{way}_bytes_per_s") for way in ("h2d", "d2h")}
     for way, alone in tuple(links.items()):
         links[f"{way}_both"] = getattr(machine.rates, f"{way}_both_bytes_per_s") or alone
     device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
-    blocking = getattr(machine.rates, blocking_rate) or links["h2d"]
-    return Rank(host, adam, num_bytes, links, device, blocking)
+    blocking = machine.rates.pageable_h2d_bytes_per_s or links["h2d"]
+    return Rank(host, adam, num_bytes, links, device, blocking / workload.weight_bytes)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Update:
         slot = self.held.get(tile)  # none for a resident tile
         if slot and self.software:
             self.simulator.run_until(slot.filled)
-            self.block(f"gradient {tile}", numel, self.rank.links["h2d"])
+            self.block(f"gradient {tile}", numel, self.rank.links["h2d"] / FP32_BYTES)
         after = (slot.filled,) if slot and slot.filled else ()
         job = Job("GPU", f"step {tile}", numel, self.rank.device_parameters_per_s, after=after)
         self.ready[tile] = self.simulator.submit(job)
@@ -261,7 +261,7 @@ class _Update:
     def weights(self, tile: int, numel: int) -> None:
         what = f"weights {tile}"
         if self.software and not self.software.slots:
-            job = self.block(what, numel, self.rank.blocking_bytes_per_s)
+            job = self.block(what, numel, self.rank.blocking_parameters_per_s)
         else:
             job = self.copy("weights", what, numel, self.workload.weight_bytes)
             self.weights_sent = None if self.software else job
@@ -274,9 +274,9 @@ class _Update:
         draws = {link: float(num_bytes), "host": float(num_bytes)}
         return self.simulator.submit(Job(lane, what, numel, rate, draws, after))
 
-    def block(self, what: str, numel: int, bytes_per_s: float) -> Job:
-        """Let the CPU lane itself copy fp32 values."""
-        return self.on_cpu(f"{_BLOCKING} of {what}", numel, bytes_per_s / FP32_BYTES, FP32_BYTES)
+    def block(self, what: str, numel: int, rate: float) -> Job:
+        """Let the CPU lane itself copy, and read fp32 values."""
+        return self.on_cpu(f"{_BLOCKING} of {what}", numel, rate, FP32_BYTES)
 
     def on_cpu(self, what: str, numel: int, rate: float, num_bytes: int) -> Job:
         """Let the CPU lane work on so many bytes a parameter, and wait until it has."""

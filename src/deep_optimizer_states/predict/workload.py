@@ -49,7 +49,8 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
 class StockOffload:
     """Software other than this package: the defaults are today's DeepSpeed.
 
-    After each of the CPU's steps a host thread copies fp32 weights to the device. With ``slots``,
+    After each of the CPU's steps a host thread copies weights to the device, and waits: torch makes
+    them 16-bit on the host, in memory that is not page-locked. With ``slots``,
     one subgroup in ``stride`` passes through the device: a host thread copies its fp32 gradient
     there, 16-bit weights are sent behind the next step, and nobody waits for the last flush.
     """
@@ -63,7 +64,6 @@ class StockOffload:
     # at the rate of pageable memory.
     hides_flush: bool = True
     keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
-    blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
     slots: int = 0  # subgroups that pass through the device at once
     locked_arrays: int = 3  # arrays of the state in host memory that are page-locked as they are
     rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup

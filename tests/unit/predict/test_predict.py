@@ -46,10 +46,10 @@ PREDICTED = """
 engine=zero3-0.13 | 0.1491 1.653 0.8943 0 0.3 38.16 9.85 0
 engine=async-0.13 | 0.1491 0.357 0.8943 0 0.3 38.16 9.85 0
 engine=paper | 0.2592 0.357 0.5085 0 0.3 45.68 11.68 0
-engine=zero3 | 0.1491 0.3626 0.807 0 0.3 35.03 9.85 0
+engine=zero3 | 0.1491 0.3626 0.8943 0 0.3 35.03 9.85 0
 engine=zero3-0.13 offload_ratio=0.8 | 0.1491 1.391 0.7132 0 0.24 32.1 14.76 0
 engine=paper offload_ratio=0.75 | 0.2592 0.357 0.3683 0 0.225 35.45 18.22 0
-engine=zero3 offload_ratio=0.8 | 0.1491 0.3626 0.6937 0 0.24 31.39 13.26 0
+engine=zero3 offload_ratio=0.8 | 0.1491 0.3626 0.7685 0 0.24 31.39 13.26 0
 engine=zero3 weights_at=cpu | 0.1491 0.3626 0.6752 0 0.3093 39.32 6.875 0
 engine=zero3-0.13 accumulation=4 | 0.5964 2.69 0.8943 0 0.3 38.16 9.85 0
 engine=paper accumulation=8 | 1.303 2.779 0.5085 0 0.3 45.68 11.68 0
@@ -57,7 +57,7 @@ engine=paper micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3 45.68 20.3 0
 machine=cpu-only engine=zero3 dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0 0
 machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6752 0 0
 machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100.2 0 0
-machine=h200x1 model=20B dp=1 policy=auto | 0.2715 0.768 2.692 0.2285 2.452 220.2 68.58 30.65
+machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.516 0.2042 2.311 220.2 68.58 30.65
 policy=auto micro_batch_size=8 | 0.5916 1.659 0.4051 0.3756 0.2498 26.46 22.85 2.974
 accumulation=4 | 0.5964 1.389 0.275 0.09921 0.2498 29.43 14.23 2.974
 activation_checkpointing=False | 0.1491 0.2523 0.275 0.09921 0.2498 26.46 35.28 2.974
@@ -78,8 +78,8 @@ policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09921 0.
 gather_bytes_per_s=1e9 | 8.958 17.85 0.275 0.09921 0.2498 26.46 14.23 2.974
 host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.46 14.23 2.974
 host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.019 0.09921 1.785 26.46 14.23 2.974
-engine=zero3 activation_checkpointing=False | 0.1491 0.2634 0.807 0 0.3 35.03 30.89 0
-engine=zero3 bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.807 0 0.3 35.03 10.78 0
+engine=zero3 activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
+engine=zero3 bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3 35.03 10.78 0
 model=13B | 0.2298 0.5711 0.5134 0.1589 0.4751 45.24 20.1 5.658
 """
 """What differs from 7B on four H100s with policy dynamic, and what is predicted then:

@@ -51,7 +51,7 @@ def test_lanes_alone_take_what_their_rates_say():
     assert device.seconds == pytest.approx(14 * numel / rank.links["h2d"] + ends_s)
     stock = simulate_update(of("zero3"), ROOMY)
     rank = rank_of(of("zero3"), ROOMY)
-    each_s = 1 / rank.host_parameters_per_s + 4 / rank.blocking_bytes_per_s
+    each_s = 1 / rank.host_parameters_per_s + 1 / rank.blocking_parameters_per_s
     assert stock.seconds == pytest.approx(numel * each_s)
     names = [run.binding for run in (host, device, stock)]
     assert names == ["host Adam", "link to and from the GPU", "host Adam"]
