@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import psutil
 from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.core.host import cpu_facts, find_place, free_host_bytes, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.machine import profile_text
+from deep_optimizer_states.predict.machine import load_machine, profile_text
 
 if TYPE_CHECKING:  # torch is imported once the command line is known to be right
     from deep_optimizer_states.calibrate.rates import Findings
@@ -30,6 +31,12 @@ _LEAST_NUMEL = 2**20
 _HEAD = """\
 # Rates of this machine, read by `python -m deep_optimizer_states plan --machine FILE`.
 # Each is a median; those of the host are of one process by its threads: [[threads, rate], ...].
+"""
+
+
+_COSTS_FROM = "h200x1"
+_HEAD_OF_GPUS = f"""\
+# Costs are assumed: what a layer's kernels and hooks took under the profile {_COSTS_FROM}.
 """
 
 
@@ -76,7 +83,12 @@ def _run(out: Path | None, force: bool) -> int:
         _say(warning)
     fields = measure(found)
     name = out.stem if out is not None else "this-machine"
-    text = _HEAD + profile_text({"name": name, **fields, "rates": found.rates}, found.notes)
+    head, table = _HEAD, {"name": name, **fields, "rates": found.rates}
+    if fields["gpus"]:
+        head += _HEAD_OF_GPUS
+        costs = dataclasses.asdict(load_machine(_COSTS_FROM).costs)
+        table["costs"] = {cost: seconds for cost, seconds in costs.items() if seconds}
+    text = head + profile_text(table, found.notes)
     if out is None:
         sys.stdout.write(text)
     else:

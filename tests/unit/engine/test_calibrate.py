@@ -233,6 +233,18 @@ def test_the_profile_is_all_of_the_file_or_of_standard_output(measured, tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_costs_of_a_layer_are_assumed_and_said_to_be_where_there_is_a_gpu(
+    monkeypatch, tmp_path, gpus
+):
+    fields = FIELDS | {"gpus": gpus, "device_memory_bytes": 8e9}
+    monkeypatch.setattr(cli, "measure", lambda found: fields)
+    path = tmp_path / "m.toml"
+    assert cli.main(["-o", str(path)]) == 0
+    assert (load_machine(path).costs == load_machine("h200x1").costs) == bool(gpus)
+    assert ("# Costs are assumed: " in path.read_text()) == bool(gpus)
+
+
 def test_a_file_that_came_up_meanwhile_stays_and_ctrl_c_leaves_none(measured, tmp_path, capsys):
     path = tmp_path / "m.toml"
     measured.append(lambda: path.write_text("other"))
