@@ -35,6 +35,7 @@ NEEDED = (
     *("pytest", "pytest-timeout", "hypothesis"),
 )
 _FOR_REPORTS = ("pandas", "matplotlib", "scipy")
+MINUTES = 7.5
 EXIT_FAILED = 1
 _GRACE_S = 10.0
 _SLOWER_ON_A_CPU = 4
@@ -110,14 +111,17 @@ class Outcome:
     lines: Sequence[str]
 
 
-def run_part(name: str, folder: Path, on_gpu: bool, for_sweep: Sequence[str] = ()) -> Outcome:
-    """Run a part within its time, into ``folder/NAME.log``."""
+def run_part(
+    name: str, folder: Path, on_gpu: bool, minutes: float = MINUTES, model: str = ""
+) -> Outcome:
+    """Run a part within its time, into ``folder/NAME.log``; the last two are the sweep's."""
     part, log = PARTS[name], folder / f"{name}.log"
-    words = [word.format(folder=folder) for word in part.words]
+    words, limit_s = [word.format(folder=folder) for word in part.words], part.limit_s
     if name == "peers":
-        words += for_sweep
+        limit_s += 60 * (minutes - MINUTES)
+        words += ["--minutes", f"{minutes:g}", *(["--model", model] if model else [])]
         words += [] if all(map(importlib.util.find_spec, _FOR_REPORTS)) else ["--no-report"]
-    limit_s = part.limit_s * (1 if on_gpu else _SLOWER_ON_A_CPU)
+    limit_s *= 1 if on_gpu else _SLOWER_ON_A_CPU
     _say(f"{name}: at most {limit_s:.0f} s ...")
     begin = time.monotonic()
     command = [sys.executable, "-W", "ignore", *words]
@@ -209,13 +213,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere"
         )
     on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", _FACTS]))
-    for_sweep = ["--minutes", f"{given.minutes:g}"]
-    for_sweep += ["--model", given.model] if given.model else []
     kept = folder / "summary.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     outcomes = {name: Outcome(**found) for name, found in table.items()}
     for name in names:
-        outcomes[name] = run_part(name, folder, on_gpu, for_sweep)
+        outcomes[name] = run_part(name, folder, on_gpu, given.minutes, given.model)
         _say(f"{name}: {outcomes[name].reason or 'ok'}")
         write_summary(folder, machine, on_gpu, outcomes)
         if given.out:
@@ -243,8 +245,14 @@ def _parser() -> Parser:
     add("parts", nargs="*", metavar="PART", help=f"{names} [all of them]")
     add("--folder", type=Path, default=Path("gpu-check"), help="logs and results [gpu-check]")
     add("--wheels", type=Path, default=Path("wheelhouse"), help="what lacks [wheelhouse]")
-    add("--model", metavar="NAME", help="what the sweep trains [the largest that stock can]")
-    add("--minutes", type=float, default=7.5, help="start no run of the sweep after them [7.5]")
+    add(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="what the sweep trains [the largest that stock can]",
+    )
+    what = f"start no run of the sweep after so many [{MINUTES:g}]"
+    add("--minutes", type=float, default=MINUTES, metavar="N", help=what)
     add("--out", type=Path, help="copy summary, logs, rates and report there as well")
     return parser
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu_check import PARTS, Part
+from benchmarks.gpu_check import MINUTES, PARTS, Part
 from configs.errors import ConfigError
 from configs.study import load_study
 from configs.sweep import load_sweep
@@ -72,6 +72,22 @@ def test_parts_of_several_calls_are_summed_up_together(check, tmp_path):
     assert "not run" not in text
 
 
+def test_the_sweep_gets_its_model_and_minutes_and_the_time_for_them(check, monkeypatch, tmp_path):
+    calls = []
+
+    def run(command, log, limit_s, *_, **__):
+        log.write_text("")
+        calls.append((command[3:], limit_s))
+        return 0
+
+    monkeypatch.setattr(gpu_check, "run", run)
+    parts = {"build": part("pass"), "peers": part("pass", limit_s=580)}
+    check(parts, "peers", "--minutes", "9.5", "--model", "1.3B", gpu=True)
+    (_, (words, limit_s)) = calls
+    assert words[2:6] == ["--minutes", "9.5", "--model", "1.3B"]
+    assert limit_s == pytest.approx(580 + 120 - 0.1)
+
+
 def test_without_a_gpu_each_part_says_so_and_sees_none(check):
     parts = {"build": part(SAYS_ITS_DEVICES)}
     _, text = check(parts)
@@ -98,7 +114,7 @@ def test_what_is_run_is_there():
     words = PARTS["peers"].words
     given = build_parser(load_study("peers")).read(words[2:])
     assert load_sweep(given.sweep, load_study(given.study)).name == "gpu"
-    assert given.minutes * 60 < PARTS["peers"].limit_s - 60
+    assert PARTS["peers"].limit_s > MINUTES * 60 + 60
 
 
 def make_wheel(folder, name):
