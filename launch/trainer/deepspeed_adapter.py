@@ -297,8 +297,11 @@ def reserved_peak_gib() -> float | None:
     """Return the most address space that this process has reserved; None if Linux does not say.
 
     A buffer counts in full as soon as it is allocated, while resident memory counts the pages that
-    were written: on a CPU only this shows buckets that a small model does not fill.
+    were written: on a CPU only this shows buckets that a small model does not fill. None with CUDA
+    too, which reserves hundreds of gigabytes of addresses.
     """
+    if torch.cuda.is_initialized():
+        return None
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
