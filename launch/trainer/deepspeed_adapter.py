@@ -300,7 +300,7 @@ def reserved_peak_gib() -> float | None:
     were written: on a CPU only this shows buckets that a small model does not fill. None with CUDA
     too, which reserves hundreds of gigabytes of addresses.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return None
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")

@@ -88,7 +88,7 @@ def test_reserved_memory_is_no_less_than_what_is_resident(monkeypatch):
     [resident] = [int(line.split()[1]) for line in status.splitlines() if "VmHWM:" in line]
     assert deepspeed_adapter.reserved_peak_gib() >= resident / 2**20
     with monkeypatch.context() as on_a_gpu:
-        on_a_gpu.setattr(torch.cuda, "is_initialized", lambda: True)
+        on_a_gpu.setattr(torch.cuda, "is_available", lambda: True)
         assert deepspeed_adapter.reserved_peak_gib() is None
     # Some containers' kernels have no such line, and the figure is read when training is over.
     monkeypatch.setattr(Path, "read_text", lambda *_args, **_options: "Name:\tpython\n")
