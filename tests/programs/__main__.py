@@ -84,6 +84,7 @@ def saved(folder, ranks):
 def start(program, ranks, config, with_plugin, folder):
     """Return what a run saved and its error, one of them empty; checks which engine it had."""
     (folder / "ds.json").write_text(json.dumps(config | {"deep_optimizer_states": BLOCK}))
+    shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
     log = folder / f"log.{'plugin' if with_plugin else 'stock'}"
     words, variables = program.command(Run(ranks, with_plugin, folder))

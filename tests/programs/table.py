@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,11 +58,6 @@ def options(given):
     return [text for name, value in given.items() for text in (f"--{name}", str(value))]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def llamafactory(run):
     own = {"stage": "sft", "do_train": True, "finetuning_type": "full", "template": "default"}
     data = {"dataset_dir": "inputs", "dataset": "ours", "cutoff_len": 64}
@@ -82,11 +76,8 @@ def axolotl(run):
     if run.with_plugin:
         own["plugins"] = ["deep_optimizer_states.axolotl.DeepOptimizerStatesPlugin"]
     run.write("train.yaml", **own, **sizes, **optimizer, **given)
-    variables = {"AXOLOTL_DO_NOT_TRACK": "1"}
-    if run.ranks == 1:  # Accelerate's launcher says nothing to a single process without a GPU
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        variables |= {**place, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    return ["axolotl", "train", "train.yaml", "--", f"--num-processes={run.ranks}"], variables
+    launcher = ["--launcher", "torchrun", "--", f"--nproc-per-node={run.ranks}"]
+    return ["axolotl", "train", "train.yaml", *launcher], {"AXOLOTL_DO_NOT_TRACK": "1"}
 
 
 def ms_swift(run):
