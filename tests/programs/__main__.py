@@ -34,7 +34,7 @@ USES, STOCKS = (
 )
 ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:\w+\.)*(\w*(?:Error|Exception): .+)$", re.M)
 OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError")
-TIMES = ("runtime", "per_second", "epoch_time", "memory", "speed", "time", "flos")
+TIMES = ("runtime", "per_sec", "epoch_time", "memory", "speed", "time", "flos")
 LIMIT_S = 900
 VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
