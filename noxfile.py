@@ -54,7 +54,7 @@ PROGRAMS = {
     "lightning": ["lightning", "transformers"],
 }
 """Session -> what it installs, in the newest release, beside DeepSpeed."""
-LEFT_OUT = ["flash-attn", "torchvision", "xformers"]
+LEFT_OUT = ["flash-attn", "torchaudio", "torchvision", "xformers"]
 """Made for GPUs, or for one release of torch."""
 
 

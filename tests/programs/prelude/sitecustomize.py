@@ -3,10 +3,12 @@
 There Accelerate begins torch's process group and not DeepSpeed's, so that ``zero.Init`` takes every
 rank for the only one and refuses the batch sizes. DeepSpeed's messages by shared memory are left
 out: gloo does without, and they take minutes to build. axolotl asks a single rank for NCCL, which a
-machine without a GPU lacks, and gets gloo; and it has no way to tell Transformers to use the CPU.
+machine without a GPU lacks, and gets gloo; and it has no way to tell Transformers to use the CPU. LLaMA-Factory imports
+torchaudio for sounds, whose releases on the index load with one release of torch alone.
 """
 
 import functools
+import importlib.machinery
 import importlib.util
 import sys
 
@@ -30,6 +32,19 @@ class Change:
 
         spec.loader.exec_module = load_and_change
         return spec
+
+
+class Empty:
+    """Finds an empty module where no other is found."""
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "torchaudio" else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        pass
 
 
 def begin_first(module):
@@ -64,3 +79,4 @@ def use_cpu(module):
 
 sys.meta_path.insert(0, Change("deepspeed.runtime.zero.partition_parameters", begin_first))
 sys.meta_path.insert(0, Change("transformers.training_args", use_cpu))
+sys.meta_path.append(Empty())
