@@ -3,8 +3,8 @@
 There Accelerate begins torch's process group and not DeepSpeed's, so that ``zero.Init`` takes every
 rank for the only one and refuses the batch sizes. DeepSpeed's messages by shared memory are left
 out: gloo does without, and they take minutes to build. axolotl asks a single rank for NCCL, which a
-machine without a GPU lacks, and gets gloo; and it has no way to tell Transformers to use the CPU. LLaMA-Factory imports
-torchaudio for sounds, whose releases on the index load with one release of torch alone.
+machine without a GPU lacks, and gets gloo; and it has no way to tell Transformers to use the CPU.
+LLaMA-Factory imports torchaudio for sounds, and each release of that loads with one of torch alone.
 """
 
 import functools
