@@ -121,8 +121,13 @@ def bits(tensor):
 
 
 def state_of(engine):
-    """Without padding, which stock leaves uninitialised at stage 3."""
+    """Without padding, which stock leaves uninitialised at stage 3, and without moments of zero.
+
+    Stock has no moments before the first step.
+    """
     stock = engine.optimizer
+    if hasattr(stock, "background"):
+        stock.background.wait()  # nobody else waits for a part that is not gathered
     for name, param in engine.module.named_parameters():
         if not hasattr(param, "ds_tensor"):
             yield name, param.data
@@ -143,7 +148,8 @@ def state_of(engine):
         for key, tensor in sorted(tensors.items()):
             pieces = tensor.flatten().split(cuts[idx])
             for number, (piece, padding) in enumerate(zip(pieces, paddings[idx], strict=True)):
-                yield f"{key}/{idx}/{number}", piece[: len(piece) - padding]
+                if key == "master" or piece.any():
+                    yield f"{key}/{idx}/{number}", piece[: len(piece) - padding]
 
 
 @wrap(DistributedExec, "_dist_run")

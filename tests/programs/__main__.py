@@ -127,7 +127,8 @@ def compare(name, preset, ranks, folder):
         results.append(result)
         errors.append(error)
         shutil.rmtree(folder / "out", ignore_errors=True)
-    if tuple(errors) != EXPECTED.get((name, preset), ("", "")):
+    expected = EXPECTED.get((name, preset, ranks), EXPECTED.get((name, preset), ("", "")))
+    if tuple(errors) != expected:
         raise AssertionError(f"not expected: {errors}")
     if errors[0]:
         return f"stock ends in `{errors[0]}`" + ("" if errors[0] == errors[1] else f"; {errors[1]}")

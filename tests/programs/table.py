@@ -199,6 +199,7 @@ PROGRAMS = {
     ),
 }
 
+NO_DEVICE = "RuntimeError: Cannot access accelerator device when none is available."
 NO_FP16 = "ValueError: Type fp16 is not supported on your device."
 DROPS = (
     "UnsupportedDeepSpeedError: DeepSpeed 0.18.9 at zero_optimization.stage = 2: with the "
@@ -213,8 +214,10 @@ EXPECTED = {
         "",
         f"{REFUSES} works on DeepSpeedCPUAdam; {OWN_ADAM}",
     ),
-    ("axolotl", "axolotl zero2"): ("", DROPS),
+    ("axolotl", "axolotl zero2", 1): ("", DROPS),
+    ("axolotl", "axolotl zero2", 2): (NO_DEVICE, NO_DEVICE),  # it puts the model on the rank's GPU
     ("accelerate", TEMPLATE): (NO_FP16, NO_FP16),
 }
-"""Program, preset -> the last line of the error under stock and under the plugin, on every number
-of ranks; empty where there is none. Everything else has to train with equal bits."""
+"""Program, preset and, where they differ in it, number of ranks -> the last line of the error under
+stock and under the plugin; empty where there is none. Everything else has to train with equal bits.
+"""
