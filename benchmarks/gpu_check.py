@@ -19,11 +19,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from benchmarks.process import SOURCE_FOLDER, explain_status, run
-from configs.cli import Parser, complain, run_command, say
+from configs.cli import Parser, complain, duration, run_command, say
 from configs.errors import ConfigError
 
 BUILT = SOURCE_FOLDER / "build" / "gpu-check"
@@ -245,14 +246,11 @@ def _parser() -> Parser:
     add("parts", nargs="*", metavar="PART", help=f"{names} [all of them]")
     add("--folder", type=Path, default=Path("gpu-check"), help="logs and results [gpu-check]")
     add("--wheels", type=Path, default=Path("wheelhouse"), help="what lacks [wheelhouse]")
-    add(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="what the sweep trains [the largest that stock can]",
-    )
-    what = f"start no run of the sweep after so many [{MINUTES:g}]"
-    add("--minutes", type=float, default=MINUTES, metavar="N", help=what)
+    largest = "what the sweep trains [the largest that stock can]"
+    add("--model", default="", metavar="NAME", help=largest)
+    last = f"start no run of the sweep after so many [{MINUTES:g}]"
+    minutes = partial(duration, "minutes")
+    add("--minutes", type=minutes, default=MINUTES, metavar="N", help=last)
     add("--out", type=Path, help="copy summary, logs, rates and report there as well")
     return parser
 

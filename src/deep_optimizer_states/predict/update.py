@@ -94,7 +94,9 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
     if not machine.gpus:
         # The "device" is the host's own memory: its copies are copies of the host.
         names = ("h2d", "d2h", "h2d_both", "d2h_both")
-        return Rank(host, adam, num_bytes, dict.fromkeys(names, stream / 2), adam, stream / 8)
+        return Rank(
+            host, adam, num_bytes, dict.fromkeys(names, stream / 2), adam, stream / 2 / FP32_BYTES
+        )
     links = {way: machine.rate(f"{way}_bytes_per_s") for way in ("h2d", "d2h")}
     for way, alone in tuple(links.items()):
         links[f"{way}_both"] = getattr(machine.rates, f"{way}_both_bytes_per_s") or alone
