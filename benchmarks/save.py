@@ -5,6 +5,9 @@ their beginning. What the second takes longer is what the save costs. The next t
 everything is on the disk. All files must hold the same numbers, or there is no ratio. Engines too
 large to stand side by side are measured by a call each (``--engines stock``, then
 ``--engines background``), which print the same SHA-256.
+
+``disk`` saves nothing: while it trains, a thread writes as many random bytes past the page cache,
+all of them from the same pages. What it costs is what this disk takes from whoever writes to it.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import mmap
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +36,10 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "stock": {"enabled": False},
     "blocking": {"enabled": True, "policy": "all-host"},
     "background": {"enabled": True, "policy": "all-host", "checkpoint": "background"},
+    "disk": {"enabled": True, "policy": "all-host"},
 }
+STATE_BYTES = 14
+"""Of a parameter in a checkpoint: 16-bit weight, master weight and two moments."""
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -52,14 +60,15 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for turn in range(WARM_UP + given.repeats):
         for name, engine in engines.items():
             shutil.rmtree(folder / name, ignore_errors=True)
-            row = _one_turn(engine, given, folder / name)
+            turn_of = _turn_of_disk if name == "disk" else _one_turn
+            row = turn_of(engine, given, folder / name)
             if turn >= WARM_UP:
                 for key, value in row.items():
                     found.setdefault(name, {}).setdefault(key, []).append(value)
-    digests = {name: _digest(folder / name) for name in engines}
+    digests = {name: _digest(folder / name) for name in engines if name != "disk"}
     if len(set(digests.values())) > 1:
         raise BenchmarkError(f"not the same master weights in all checkpoints; no ratio: {digests}")
-    say(f"SHA-256 of the last saved master weights: {digests[given.engines[0]]}")
+    say(f"SHA-256 of the last saved master weights: {', '.join(set(digests.values()))}")
     return {name: {key: Times(tuple(it)) for key, it in row.items()} for name, row in found.items()}
 
 
@@ -80,6 +89,37 @@ def _one_turn(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str,
         "copied": getattr(last, "copied_bytes", 0),
         "waited for": getattr(last, "written_first_bytes", 0),
     }
+
+
+def _turn_of_disk(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    folder.mkdir()
+    size = given.width**2 * given.layers * STATE_BYTES
+    plain, begin = _train(engine, given), time.perf_counter()
+    writer = threading.Thread(target=_write_past_cache, args=(folder / "bytes", size))
+    writer.start()
+    call = time.perf_counter() - begin
+    cost = call + _train(engine, given) - plain
+    writer.join()
+    os.sync()
+    return {
+        "iteration": plain / given.every,
+        "cost": cost,
+        "call": call,
+        "copied": 0,
+        "waited for": 0,
+    }
+
+
+def _write_past_cache(path: Path, size: int) -> None:
+    from deep_optimizer_states.core.checkpoint import CHUNK_BYTES
+
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    with mmap.mmap(-1, CHUNK_BYTES) as pages:  # begins at a whole page, as O_DIRECT wants it
+        pages[:] = os.urandom(CHUNK_BYTES)
+        for at in range(0, size, CHUNK_BYTES):
+            os.pwrite(file, pages, at)
+    os.fsync(file)
+    os.close(file)
 
 
 @contextlib.contextmanager
@@ -139,6 +179,13 @@ def as_text(found: dict[str, Any], numel: int, every: int) -> str:
             met = "met" if share <= TARGET else "missed"
             lines.append(
                 f"background loses {share:.1%} of {what}; goal at most {TARGET:.0%}: {met}"
+            )
+        if "disk" in found:
+            disk = found["disk"]["cost"].median_s
+            beyond = (ours["cost"].median_s - disk) / stock["cost"].median_s
+            lines.append(
+                f"the disk alone takes {disk / stock['cost'].median_s:.1%} of what stock loses; "
+                f"background loses {beyond:.1%} beyond it"
             )
     return "\n".join(lines)
 

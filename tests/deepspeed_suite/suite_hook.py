@@ -4,6 +4,7 @@ A plugin of pytest; the ranks of a test are forked from a server, which imports 
 """
 
 import functools
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -13,9 +14,13 @@ import re
 import sys
 from pathlib import Path
 
+import cpuinfo
 import numpy
 import pytest
 import torch
+import torch._inductor.lowering  # ranks would import it, each for a second
+import torch.distributed.tensor
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from unit.common import DistributedExec
@@ -26,6 +31,11 @@ TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
 ENGINES = []
 
 multiprocessing.set_forkserver_preload([__name__])
+# The server does once what every rank would do again.
+cpuinfo.get_cpu_info = functools.partial(dict, cpuinfo.get_cpu_info())
+get_accelerator().create_op_builder("CPUAdamBuilder").load()  # DeepSpeed keeps it
+gc.collect()
+gc.freeze()  # a rank's collections would touch, and so copy, all that it shares with the server
 
 
 def note(kind, value):

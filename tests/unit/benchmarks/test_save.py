@@ -22,6 +22,12 @@ def test_shares_are_of_what_stock_loses_and_of_an_iteration(cost, of_stock):
     assert f"background loses {cost:.1%} of an iteration; goal at most 5%: {said}" in text
 
 
+def test_what_the_disk_alone_takes_is_told_apart():
+    rows = {"stock": row(2.0), "background": row(0.5), "disk": row(0.3)}
+    text = as_text(rows, 10**6, 5)
+    assert "the disk alone takes 15.0% of what stock loses; background loses 10.0% beyond" in text
+
+
 def test_engines_that_saved_other_numbers_are_told(tmp_path):
     found = []
     for name, value in (("stock", 1.0), ("same", 1.0), ("other", 2.0)):
