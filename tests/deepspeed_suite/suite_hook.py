@@ -25,7 +25,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from unit.common import DistributedExec
 
-BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}  # models are tiny
+BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}  # most models are tiny
+MAX_TILES = 256
 TASK = json.loads(os.environ["DEEPSPEED_SUITE"])
 """The files ``notes`` and ``results``; whether to ``plugin``, and to ``add`` an offload."""
 ENGINES = []
@@ -93,6 +94,11 @@ def _add_blocks(original, config, params):
 
 @wrap(DeepSpeedEngine, "_configure_zero_optimizer")
 def _note_engine(original, engine, optimizer):
+    if hasattr(engine._config, "deep_optimizer_states"):
+        settings = engine._config.deep_optimizer_states
+        numel = sum(getattr(each, "ds_numel", each.numel()) for each in engine.module.parameters())
+        tile = max(settings.tile_numel, numel // MAX_TILES // 16 * 16)
+        engine._config.deep_optimizer_states = settings.model_copy(update={"tile_numel": tile})
     made = original(engine, optimizer)
     note("engine", hasattr(made, "background"))
     ENGINES.append(engine)
