@@ -41,7 +41,8 @@ def once_within(function, action, is_over=None):
 
 def main_thread_callers():
     """Names of the functions that the main thread is in, the innermost first."""
-    return names_of(sys._current_frames()[threading.main_thread().ident])
+    # Between the program and its end the main thread runs nothing of Python.
+    return names_of(sys._current_frames().get(threading.main_thread().ident))
 
 
 def names_of(frame):
