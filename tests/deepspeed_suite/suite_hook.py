@@ -66,11 +66,12 @@ if TASK["plugin"]:
     from deep_optimizer_states import errors
 
     deep_optimizer_states.install()
+    REFUSALS = (errors.ConfigError, errors.UnsupportedDeepSpeedError, errors.CheckpointError)
 
     @wrap(errors.DeepOptimizerStatesError, "__init__")
     def _note_refusal(original, error, *words):
         original(error, *words)
-        if isinstance(error, (errors.ConfigError, errors.UnsupportedDeepSpeedError)):
+        if isinstance(error, REFUSALS):
             note("refused", str(error))
 
 

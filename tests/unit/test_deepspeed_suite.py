@@ -45,8 +45,8 @@ def test_a_section_counts_every_test_and_names_what_did_not_pass():
     text = suite.section("1.2", {"z/x": rows}, "today")
     assert "5 tests of 1 files. 1 skip" in text
     assert "and 1 have no" in text
-    assert "| z/x | 1 | 0 | 1 | 0 | 0 | 0 | 0 |" in text
-    assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 0 |" in text
+    assert "| z/x | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
     assert "- x b: `not this`" in text
     assert "- x c: `lost 'it'`" in text
 
@@ -84,3 +84,17 @@ def test_what_the_plugin_fails_is_run_again_under_stock(monkeypatch, again, expe
     judged = suite.Suite.__new__(suite.Suite).judge("file")
     assert [row[:3] for row in judged] == [["own", expected, "t"]]
     assert next(runs, None) is None
+
+
+def test_a_test_that_expects_a_refusal_is_left_out(monkeypatch):
+    name = f"f.py::{next(iter(suite.LEFT_OUT))}"
+    asked = []
+
+    def run(self, file, plugin=False, add=False, only=None):
+        asked.append((plugin, only))
+        return {} if only == [] else {name: {**record(), "why": ""}}
+
+    monkeypatch.setattr(suite.Suite, "run", run)
+    (row,) = suite.Suite.__new__(suite.Suite).judge("file")
+    assert row == ["own", suite.LEFT, name, suite.LEFT_OUT[suite.name_of(name)]]
+    assert [only for plugin, only in asked if plugin] == [[], []]

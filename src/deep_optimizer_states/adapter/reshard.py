@@ -328,9 +328,11 @@ class _Resharded:
 
     def _head_of(self, rank: int) -> tuple[list[int], Any]:
         path = self._optimizer_file(rank)
+        at = f"in {Path(path).name}"
         try:
             saved = read_file(path)[keys.OPTIMIZER_STATE_DICT]
             flats, adam = self._flats_and_adam(saved)
+            self._refuse_if(isinstance(adam, list), f"{at} elastic_checkpoint = true")
             states, num_groups = list(adam["state"].values()), len(adam["param_groups"])
             padding = [0] * len(flats) if self._is_stage3 else saved[keys.GROUP_PADDINGS]
             numels = [flat.numel() + more for flat, more in zip(flats, padding, strict=True)]
@@ -341,7 +343,6 @@ class _Resharded:
         steps = {int(state.get("step", 0)) for state in states}
         is_of_all = set(counts if isinstance(counts, list) else [counts]) == {self._saved_by}
         own = len(self._zero.optimizer.param_groups)
-        at = f"in {Path(path).name}"
         self._refuse_if(not is_of_all, f"{at} {keys.PARTITION_COUNT} = {counts}")
         self._refuse_if(len(steps) > 1, f"{at} different numbers of updates, {sorted(steps)}")
         self._refuse_if(num_groups != own, f"{at} {num_groups} parameter groups, here {own}")

@@ -275,6 +275,23 @@ def refuse_another_stage(_folder, saved_by):
         assert trial.is_finite
 
 
+def as_elastic(saved):
+    saved[STATE]["base_optimizer_state"] = [saved[STATE]["base_optimizer_state"]["state"]]
+
+
+def refuse_elastic(_folder, saved_by):
+    folder = shared_folder() / "elastic"
+    if RANK == 0:
+        shutil.copytree(folder_of("stage 2, bf16", saved_by) / TAG, folder / TAG)
+        changed(OPTIMIZER, as_elastic)(folder / TAG)
+    torch.distributed.barrier()
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES["stage 2, bf16"])
+        told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+    assert told.startswith("CheckpointError"), told
+    assert f"in {OPTIMIZER} elastic_checkpoint = true" in told, told
+
+
 @contextlib.contextmanager
 def off_by_one():
     """Negative control: slices are read one element beside their place."""
@@ -309,3 +326,4 @@ for stage in (2, 3):
     ROWS.check(f"load wrongly at stage {stage} of 2", 1, 3, **given)(load_wrongly)
 ROWS.check("load nothing that does not fit, of 2", 1, 3, saved_by=2)(refuse)
 ROWS.check("load no other stage, of 2", 1, 3, saved_by=2)(refuse_another_stage)
+ROWS.check("load nothing elastic, of 2", 1, 3, saved_by=2)(refuse_elastic)
