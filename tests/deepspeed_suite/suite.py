@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def section(release, files, today):
         reasons = defaultdict(list)
         for file, _, found, test, why in rows:
             if found == column:
-                line = " ".join(why.split()).replace("`", "'")[:300]
+                line = re.sub(r"/\S+/", "", " ".join(why.split()).replace("`", "'"))[:300]
                 reasons[line].append(f"{Path(file).name} {name_of(test)}")
         text += [f"\n{column.capitalize()}:\n"] if reasons else []
         text += [f"- {', '.join(tests)}: `{line}`" for line, tests in reasons.items()]

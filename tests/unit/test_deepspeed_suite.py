@@ -38,7 +38,7 @@ def test_a_section_counts_every_test_and_names_what_did_not_pass():
     rows = [
         ["own", suite.SAME, "x.py::a", ""],
         ["own", suite.REFUSED, "x.py::b", "not this"],
-        ["added", suite.ALONE, "x.py::c", "lost `it`"],
+        ["added", suite.ALONE, "x.py::c", "lost `it` in /a/b/c.pt"],
         ["own", suite.SKIPPED, "x.py::d", ""],
         ["added", suite.NONE, "x.py::e", ""],
     ]
@@ -48,7 +48,7 @@ def test_a_section_counts_every_test_and_names_what_did_not_pass():
     assert "| z/x | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 |" in text
     assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
     assert "- x b: `not this`" in text
-    assert "- x c: `lost 'it'`" in text
+    assert "- x c: `lost 'it' in c.pt`" in text
 
 
 def test_a_release_replaces_its_own_section_alone(tmp_path, monkeypatch):
