@@ -19,9 +19,9 @@ import mmap
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -60,8 +60,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for turn in range(WARM_UP + given.repeats):
         for name, engine in engines.items():
             shutil.rmtree(folder / name, ignore_errors=True)
-            turn_of = _turn_of_disk if name == "disk" else _one_turn
-            row = turn_of(engine, given, folder / name)
+            row = _one_turn(engine, given, folder / name)
             if turn >= WARM_UP:
                 for key, value in row.items():
                     found.setdefault(name, {}).setdefault(key, []).append(value)
@@ -73,13 +72,19 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _one_turn(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    plain, begin = _train(engine, given), time.perf_counter()
-    engine.save_checkpoint(str(folder), "saved")
-    call = time.perf_counter() - begin
-    cost = call + _train(engine, given) - plain
     checkpoints = getattr(engine.optimizer, "checkpoints", None)
-    if checkpoints is not None:
-        checkpoints.wait()
+    with ThreadPoolExecutor(1) as pool:
+        plain, begin = _train(engine, given), time.perf_counter()
+        if folder.name == "disk":
+            size = given.width**2 * given.layers * STATE_BYTES
+            wait = pool.submit(_write_past_cache, folder, size).result
+        else:
+            engine.save_checkpoint(str(folder), "saved")
+            wait = checkpoints.wait if checkpoints is not None else None
+        call = time.perf_counter() - begin
+        cost = call + _train(engine, given) - plain
+        if wait is not None:
+            wait()
     os.sync()
     last = getattr(checkpoints, "last", None)
     return {
@@ -91,35 +96,20 @@ def _one_turn(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str,
     }
 
 
-def _turn_of_disk(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    folder.mkdir()
-    size = given.width**2 * given.layers * STATE_BYTES
-    plain, begin = _train(engine, given), time.perf_counter()
-    writer = threading.Thread(target=_write_past_cache, args=(folder / "bytes", size))
-    writer.start()
-    call = time.perf_counter() - begin
-    cost = call + _train(engine, given) - plain
-    writer.join()
-    os.sync()
-    return {
-        "iteration": plain / given.every,
-        "cost": cost,
-        "call": call,
-        "copied": 0,
-        "waited for": 0,
-    }
-
-
-def _write_past_cache(path: Path, size: int) -> None:
+def _write_past_cache(folder: Path, size: int) -> None:
     from deep_optimizer_states.core.checkpoint import CHUNK_BYTES
 
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-    with mmap.mmap(-1, CHUNK_BYTES) as pages:  # begins at a whole page, as O_DIRECT wants it
-        pages[:] = os.urandom(CHUNK_BYTES)
-        for at in range(0, size, CHUNK_BYTES):
-            os.pwrite(file, pages, at)
-    os.fsync(file)
-    os.close(file)
+    folder.mkdir()
+    file = os.open(folder / "bytes", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, CHUNK_BYTES) as pages:  # begins at a whole page, as O_DIRECT wants it
+            pages[:] = os.urandom(CHUNK_BYTES)
+            for at in range(0, size, CHUNK_BYTES):
+                if os.pwrite(file, pages, at) < CHUNK_BYTES:
+                    raise BenchmarkError(f"{folder}: the disk is full; give another --folder")
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

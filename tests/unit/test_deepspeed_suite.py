@@ -63,16 +63,19 @@ def test_a_release_replaces_its_own_section_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("again", "expected"),
+    ("ours", "again", "expected"),
     [
-        ([record()] * suite.TRIES, suite.ALONE),
-        ([record(), record("failed")], suite.VARIES),
-        ([record(), record(bits=("b",))], suite.VARIES),
-        ([{}], suite.VARIES),
+        (record("failed"), [record()] * suite.TRIES, suite.ALONE),
+        (record("failed"), [record(bits=("b",))] * suite.TRIES, suite.ALONE),
+        (record("failed"), [record(), record("failed")], suite.VARIES),
+        (record("failed"), [{}], suite.VARIES),
+        (record(bits=("c",)), [record()] * suite.TRIES, suite.OTHER),
+        (record(bits=("c",)), [record(), record(bits=("b",))], suite.VARIES),
+        (record(bits=("c",)), [record("failed")], suite.VARIES),
     ],
 )
-def test_what_the_plugin_fails_is_run_again_under_stock(monkeypatch, again, expected):
-    runs = iter([record(), record("failed"), *again])
+def test_what_the_plugin_fails_is_run_again_under_stock(monkeypatch, ours, again, expected):
+    runs = iter([record(), ours, *again])
 
     def run(self, file, plugin=False, add=False, only=None):
         if only == []:
