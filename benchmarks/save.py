@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _one_turn(engine: Any, given: argparse.Namespace, folder: Path) -> dict[str, float]:
     checkpoints = getattr(engine.optimizer, "checkpoints", None)
+    wait: Callable[[], Any] | None
     with ThreadPoolExecutor(1) as pool:
         plain, begin = _train(engine, given), time.perf_counter()
         if folder.name == "disk":

@@ -1,8 +1,8 @@
 """Run DeepSpeed's own unit tests with the plugin beside stock, and write docs/deepspeed-tests.md.
 
-``nox -s "deepspeed-tests(RELEASE)"`` runs it. Each test is run under stock; one that could offload its
-optimizer (it has a ZeRO stage and Adam) once more, with an offload added. What passes is run with
-the plugin. Results stay in the work folder, so that a run may be made in parts.
+``nox -s "deepspeed-tests(RELEASE)"`` runs it. Each test is run under stock; one that could offload
+its optimizer (it has a ZeRO stage and Adam) once more, with an offload added. What passes is run
+with the plugin. Results stay in the work folder, so that a run may be made in parts.
 """
 
 import argparse
