@@ -57,6 +57,13 @@ def wrap(owner, name):  # the function comes in the method's place, and is given
     return decorate
 
 
+def without_torch_adam(params):
+    """Return the block of an optimizer whose update DeepSpeedCPUAdam makes, as an offload asks."""
+    block = params["optimizer"]
+    kept = {key: block["params"][key] for key in block.get("params", {}) if key != "torch_adam"}
+    return {**block, "params": kept} if "params" in block else block
+
+
 def fix_seeds():
     [seed(1234) for seed in (random.seed, numpy.random.seed, torch.manual_seed)]
 
@@ -87,7 +94,7 @@ def _add_blocks(original, config, params):
     note("offload", "own" if is_own else "could be added" if can_add else "none")
     if can_add and TASK["add"]:
         zero = {**zero, "offload_optimizer": {"device": "cpu"}}
-        params = {**params, "zero_optimization": zero}
+        params = {**params, "zero_optimization": zero, "optimizer": without_torch_adam(params)}
     if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
         params = {**params, "deep_optimizer_states": BLOCK}
     original(config, params)
