@@ -6,6 +6,7 @@ A plugin of pytest; the ranks of a test are forked from a server, which imports 
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,14 +16,19 @@ import sys
 from pathlib import Path
 
 import cpuinfo
+import deepspeed
 import numpy
 import pytest
 import torch
 import torch._inductor.lowering  # ranks would import it, each for a second
 import torch.distributed.tensor
+import unit.util
+from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
+from packaging.version import Version
+from torch.nn.parallel import DistributedDataParallel
 from unit.common import DistributedExec
 
 BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 64}  # most models are tiny
@@ -35,6 +41,11 @@ multiprocessing.set_forkserver_preload([__name__])
 # The server does once what every rank would do again.
 cpuinfo.get_cpu_info = functools.partial(dict, cpuinfo.get_cpu_info())
 get_accelerator().create_op_builder("CPUAdamBuilder").load()  # DeepSpeed keeps it
+ACCELERATOR = type(get_accelerator())
+# Tests make tensors on it, and DeepSpeed says a number in a string of a CPU.
+ACCELERATOR.current_device = ACCELERATOR.current_device_name
+# torch computes in both on a CPU; DeepSpeed and these tests ask for a GPU.
+ACCELERATOR.is_fp16_supported = unit.util.bf16_required_version_check = lambda *_, **__: True
 gc.collect()
 gc.freeze()  # a rank's collections would touch, and so copy, all that it shares with the server
 
@@ -62,6 +73,30 @@ def without_torch_adam(params):
     block = params["optimizer"]
     kept = {key: block["params"][key] for key in block.get("params", {}) if key != "torch_adam"}
     return {**block, "params": kept} if "params" in block else block
+
+
+@wrap(DistributedDataParallel, "__init__")
+def _take_no_device(original, wrapped, module, device_ids=None, output_device=None, **options):
+    original(wrapped, module, **options)  # a model on a CPU may have none
+
+
+@wrap(comm, "all_gather_into_tensor")
+def _gather_numbers(original, gathered, tensor, *args, **kwargs):
+    return original(gathered, torch.atleast_1d(tensor), *args, **kwargs)  # or gloo refuses one
+
+
+if Version(deepspeed.__version__) < Version("0.19.8"):
+    # It waits for the last of several gathers, which end one by one on gloo: stock itself varies.
+    for _owner, _name in itertools.product(
+        (comm, comm.comm), ("all_gather", "all_gather_into_tensor")
+    ):
+
+        @wrap(_owner, _name)
+        def _wait_for_every_gather(original, *args, **kwargs):
+            handle = original(*args, **kwargs)
+            if handle is not None:
+                handle.wait()
+            return handle
 
 
 def fix_seeds():
