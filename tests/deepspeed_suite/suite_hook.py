@@ -129,6 +129,7 @@ def _add_blocks(original, config, params):
     note("offload", "own" if is_own else "could be added" if can_add else "none")
     if can_add and TASK["add"]:
         zero = {**zero, "offload_optimizer": {"device": "cpu"}}
+        zero.pop("cpu_offload", None)  # its older name, which does not go with it
         params = {**params, "zero_optimization": zero, "optimizer": without_torch_adam(params)}
     if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
         params = {**params, "deep_optimizer_states": BLOCK}
