@@ -13,11 +13,14 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "deepspeed-tests.md"
@@ -29,6 +32,7 @@ SKIPPED, NONE = "skipped", "no offload"
 LEFT = "left out"
 COLUMNS = (SAME, PASSED, REFUSED, OTHER, ALONE, STOCK, VARIES, LEFT)
 TRIES = 5
+STOPPED = (pytest.ExitCode.INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 LEFT_OUT = {
     "test_elastic_checkpoint_change_dp[True-False-False]": (
         "expects a refusal of another number of ranks' checkpoint, which the plugin loads"
@@ -83,7 +87,9 @@ class Suite:
         words = ["-p", "suite_hook", "-p", "no:cacheprovider", "--timeout=300", "-q", "--tb=short"]
         command = [sys.executable, "-m", "pytest", *words, *(only or [f"unit/{file}.py"])]
         with (self.work / "output.txt").open("a") as output:
-            subprocess.run(command, cwd=self.tests, env=env, stdout=output, stderr=output)
+            ended = subprocess.run(command, cwd=self.tests, env=env, stdout=output, stderr=output)
+        if ended.returncode in STOPPED:
+            sys.exit(f"pytest was stopped in {file}: of this file nothing is recorded")
         records = map(json.loads, Path(files["results"]).read_text().splitlines())
         return {record["test"]: record for record in records}
 

@@ -101,3 +101,17 @@ def test_a_test_that_expects_a_refusal_is_left_out(monkeypatch):
     (row,) = suite.Suite.__new__(suite.Suite).judge("file")
     assert row == ["own", suite.LEFT, name, suite.LEFT_OUT[suite.name_of(name)]]
     assert [only for plugin, only in asked if plugin] == [[], []]
+
+
+@pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)"])
+def test_a_file_that_was_stopped_is_not_recorded(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(suite, "HERE", tmp_path)  # its hook needs DeepSpeed's tests
+    tests = tmp_path / "source" / "tests" / "unit"
+    tests.mkdir(parents=True)
+    (tests / "x.py").write_text(f"import os\ndef test_it():\n    {end}\n")
+    (tests / "y.py").write_text("def test_it():\n    raise ValueError\n")
+    (tests.parent / "suite_hook.py").touch()
+    made = suite.Suite(tmp_path / "source", tmp_path / "work")
+    with pytest.raises(SystemExit, match="pytest was stopped in x"):
+        made.run("x")
+    assert made.run("y") == {}
