@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+SUPPORT = HERE.parent / "support"
 PAGE = HERE.parents[1] / "docs" / "deepspeed-tests.md"
 FILES = (HERE / "files.txt").read_text().split()  # those of most worth first
 SAME, PASSED, REFUSED = "same bits", "passed", "refused"
@@ -83,7 +84,7 @@ class Suite:
             Path(path).write_text("")
         env = os.environ | ENVIRONMENT
         env["DEEPSPEED_SUITE"] = json.dumps({**files, "plugin": plugin, "add": add})
-        env["PYTHONPATH"] = os.pathsep.join((str(HERE), str(self.tests)))
+        env["PYTHONPATH"] = os.pathsep.join(map(str, (HERE, self.tests, SUPPORT)))
         words = ["-p", "suite_hook", "-p", "no:cacheprovider", "--timeout=300", "-q", "--tb=short"]
         command = [sys.executable, "-m", "pytest", *words, *(only or [f"unit/{file}.py"])]
         with (self.work / "output.txt").open("a") as output:

@@ -6,7 +6,6 @@ A plugin of pytest; the ranks of a test are forked from a server, which imports 
 import functools
 import gc
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -27,6 +26,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
+from gathers import wait_for_every_gather
 from packaging.version import Version
 from torch.nn.parallel import DistributedDataParallel
 from unit.common import DistributedExec
@@ -42,9 +42,9 @@ multiprocessing.set_forkserver_preload([__name__])
 cpuinfo.get_cpu_info = functools.partial(dict, cpuinfo.get_cpu_info())
 get_accelerator().create_op_builder("CPUAdamBuilder").load()  # DeepSpeed keeps it
 ACCELERATOR = type(get_accelerator())
-# Tests make tensors on it, and DeepSpeed says a number in a string of a CPU.
+# Tests make tensors on this device; DeepSpeed answers with a number in a string for a CPU.
 ACCELERATOR.current_device = ACCELERATOR.current_device_name
-# torch computes in both on a CPU; DeepSpeed and these tests ask for a GPU.
+# torch computes in fp16 and bf16 on a CPU; DeepSpeed and these tests want a GPU for it.
 ACCELERATOR.is_fp16_supported = unit.util.bf16_required_version_check = lambda *_, **__: True
 gc.collect()
 gc.freeze()  # a rank's collections would touch, and so copy, all that it shares with the server
@@ -86,17 +86,7 @@ def _gather_numbers(original, gathered, tensor, *args, **kwargs):
 
 
 if Version(deepspeed.__version__) < Version("0.19.8"):
-    # It waits for the last of several gathers, which end one by one on gloo: stock itself varies.
-    for _owner, _name in itertools.product(
-        (comm, comm.comm), ("all_gather", "all_gather_into_tensor")
-    ):
-
-        @wrap(_owner, _name)
-        def _wait_for_every_gather(original, *args, **kwargs):
-            handle = original(*args, **kwargs)
-            if handle is not None:
-                handle.wait()
-            return handle
+    wait_for_every_gather(comm, comm.comm)
 
 
 def fix_seeds():
@@ -129,7 +119,7 @@ def _add_blocks(original, config, params):
     note("offload", "own" if is_own else "could be added" if can_add else "none")
     if can_add and TASK["add"]:
         zero = {**zero, "offload_optimizer": {"device": "cpu"}}
-        zero.pop("cpu_offload", None)  # its older name, which does not go with it
+        zero.pop("cpu_offload", None)  # DeepSpeed refuses the older name beside it
         params = {**params, "zero_optimization": zero, "optimizer": without_torch_adam(params)}
     if TASK["plugin"] and (is_own or (can_add and TASK["add"])):
         params = {**params, "deep_optimizer_states": BLOCK}

@@ -26,6 +26,7 @@ from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.utils import numa
+from gathers import wait_for_every_gather
 from late import late
 from packaging.version import Version
 from seams import EmulatedDevice, Faults, steppers
@@ -509,7 +510,8 @@ def make_folder():
 def prepare(installs=True):
     """Make this process a rank that compares many small engines."""
     _make_engines_cheaper()
-    _wait_for_every_gather()
+    if not ON_CUDA and Version(deepspeed.__version__) < Version("0.19.8"):
+        wait_for_every_gather(dist)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # A rank that alone failed must not be waited for until the test's own limit.
     timeout = datetime.timedelta(seconds=120)
@@ -537,28 +539,6 @@ def leave_out_muon():
     muon = types.ModuleType("muon_optimizer")
     muon.MuonWithAuxAdam = type("MuonWithAuxAdam", (), {})
     sys.modules["deepspeed.runtime.zero.muon.muon_optimizer"] = muon
-
-
-def _wait_for_every_gather():
-    """Mend what DeepSpeed before 0.19.8 does wrong on gloo, in stock and ours alike.
-
-    It waits for the last of several gathers, which end one by one there: with ranks that are late,
-    two runs of stock itself differ.
-    """
-    if ON_CUDA or Version(deepspeed.__version__) >= Version("0.19.8"):
-        return
-    for name in ("all_gather", "all_gather_into_tensor"):
-        setattr(dist, name, _waited_for(getattr(dist, name)))
-
-
-def _waited_for(gather):
-    def gather_and_wait(*args, **kwargs):
-        handle = gather(*args, **kwargs)
-        if handle is not None:
-            handle.wait()
-        return handle
-
-    return gather_and_wait
 
 
 def _check_each_type_once():
