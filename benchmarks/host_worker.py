@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -225,6 +226,8 @@ def _make(width: int, layers: int) -> dict[str, Any]:
 
 def start_one_rank() -> None:
     """Make this process the one rank of a job on the CPU."""
+    # DeepSpeed calls names that newer torch renames: a warning for each tensor.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # An extension that DeepSpeed would build for collectives of one machine; nothing here uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")

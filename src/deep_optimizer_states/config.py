@@ -75,7 +75,8 @@ class Settings(BaseModel):
     goes on. They are the same; ``latest`` names them once they are whole."""
     checkpoint_memory_bytes: Literal["auto"] | NonNegative = "auto"
     """Host memory of a rank that a checkpoint in the background may take for copies of what an
-    update is about to overwrite, in bytes; ``auto``: at most half of what is free."""
+    update is about to overwrite, in bytes; ``auto``: half of its share of what is free and was not
+    needed at the peak of training so far."""
     raise_on_failed_checkpoint: bool = False
     """The next ``step()`` or save raises it when a checkpoint in the background could not be
     written, which a warning alone says otherwise."""

@@ -26,10 +26,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.commit import LATEST, Ranks, Target, commit, read_latest, recover
-from deep_optimizer_states.core.host import free_host_bytes, local_ranks
+from deep_optimizer_states.core.host import spare_host_bytes
 from deep_optimizer_states.errors import CheckpointError
 
-_SHARE_OF_FREE_MEMORY = 0.5
+_SHARE_OF_SPARE_MEMORY = 0.5
 _numbers = itertools.count()
 """Numbers of saves, of all engines of this process: every rank saves them in the same order."""
 
@@ -201,7 +201,7 @@ class Checkpoints:
     def _memory_bytes(self) -> int:
         if self._settings.checkpoint_memory_bytes != "auto":
             return self._settings.checkpoint_memory_bytes
-        return int(free_host_bytes() * _SHARE_OF_FREE_MEMORY) // local_ranks()
+        return int(spare_host_bytes() * _SHARE_OF_SPARE_MEMORY)
 
     def _prepare(self, folder: Path) -> str:
         """Make the folder, and end what an earlier process left there; every rank must.

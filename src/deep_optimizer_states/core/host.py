@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -202,6 +203,8 @@ GIB = 2**30
 STATE_BYTES = 12
 """Master weight and two moments in fp32, bytes a parameter; in 16 bits it is half of that."""
 PROC_CGROUP = Path("/proc/self/cgroup")
+PROC_STATUS = Path("/proc/self/status")
+_STATUS_LINE = re.compile(r"^(\w+):\s*(\d+) kB$", re.MULTILINE)
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 HEADROOM = 0.97
@@ -212,6 +215,16 @@ def free_host_bytes() -> int:
     """Return the host memory to be had without swapping, within limits of control groups."""
     left = [int(psutil.virtual_memory().available), *_left_in_groups()]
     return max(0, min(left))
+
+
+def spare_host_bytes() -> int:
+    """Return this rank's share of free host memory, less what it had at its peak and has freed.
+
+    Training takes that again. Ranks of this machine are taken to be alike.
+    """
+    status = dict(_STATUS_LINE.findall(_read_text(PROC_STATUS)))
+    freed = (int(status.get("VmHWM", 0)) - int(status.get("VmRSS", 0))) * 1024
+    return max(0, free_host_bytes() // local_ranks() - freed)
 
 
 def _left_in_groups() -> Iterator[int]:

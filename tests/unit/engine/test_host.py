@@ -249,6 +249,30 @@ def test_the_smaller_of_what_machine_and_control_groups_have_left_is_free(
 
 
 @pytest.mark.parametrize(
+    ("status", "ranks", "spare"),
+    [
+        ("VmPeak:\t    9 kB\nVmHWM:\t 3145728 kB\nVmRSS:\t 1048576 kB\n", 1, 3),
+        ("VmHWM:\t 3145728 kB\nVmRSS:\t 1048576 kB\n", 2, 0.5),
+        ("VmHWM:\t 9437184 kB\nVmRSS:\t 1048576 kB\n", 1, 0),
+        ("", 5, 1),
+    ],
+)
+def test_what_a_rank_had_at_its_peak_is_not_spare(groups, monkeypatch, status, ranks, spare):
+    groups("0::/", {"status": status})
+    monkeypatch.setattr(cores, "PROC_STATUS", cores.CGROUP_ROOT / "status")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert cores.spare_host_bytes() == spare * GIB
+
+
+def test_a_peak_of_this_process_itself_is_seen(groups, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    groups("0::/", {})
+    array = bytearray(b"1") * 2**28
+    del array
+    assert 0 < cores.spare_host_bytes() < 5 * GIB - 2**27
+
+
+@pytest.mark.parametrize(
     ("said", "ranks"),
     [
         ({}, 1),
