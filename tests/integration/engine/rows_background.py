@@ -13,6 +13,8 @@ from rows_checkpoints import convert
 from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
 from seams import BackgroundSave
 
+from deep_optimizer_states.adapter import checkpoint
+
 ROWS = Rows()
 run = ROWS.run
 BACKGROUND = {"checkpoint": "background"}
@@ -121,6 +123,14 @@ for name, ranks, case, block in (
         assert bool(found.written_first_bytes) == bool(is_small)
         assert found.peak_bytes <= found._memory_bytes
         assert found.copied_bytes or is_small
+
+
+@ROWS.check("half of the spare memory for copies")
+def copy_into_half_of_what_is_spare(folder):
+    with mock.patch.object(checkpoint, "spare_host_bytes", return_value=6000):
+        found = save_and_train_on(Case(), {**STRIDE, **BACKGROUND}, folder)
+    assert found.written_first_bytes > 0
+    assert 0 < found.peak_bytes <= 3000
 
 
 for name, case in (("", Case()), (", stage 2", CASES[f"ZeRO-2: {FIRST_CASE}"])):
