@@ -226,7 +226,7 @@ def _make(width: int, layers: int) -> dict[str, Any]:
 
 def start_one_rank() -> None:
     """Make this process the one rank of a job on the CPU."""
-    # DeepSpeed calls names that newer torch renames: a warning for each tensor.
+    # DeepSpeed calls functions that newer torch renames, and each call warns.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     # An extension that DeepSpeed would build for collectives of one machine; nothing here uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
