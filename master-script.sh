@@ -15,8 +15,8 @@ done, with the same code on the same machine, stays; a point that is run again s
 what    --list              list studies with their sweeps, points and engines, and leave
         --study NAME        name or folder of a study [default the paper's]
         --sweep NAME        name or TOML file of a sweep [default the study's]; --all: every sweep
-        --engines A,B:F=V   these engines in place of the sweep's, with values of their own fields:
-                            vanilla,hybrid:stride=4,dynamic:just_in_time=true
+        --engines A,B       these engines in place of the sweep's, as in vanilla,hybrid,dynamic; their
+                            own fields are set like any other (--stride 4)
         --only POINT        this point alone: name, part of it or pattern; may be repeated
         --index N           the N-th point alone, as a task of a job array does
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]

@@ -1,6 +1,7 @@
 """The two shell scripts: what they start, from anywhere, and what they return."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ def test_help_needs_nothing_and_names_every_option(checkout):
     options = {name for name in known if name.startswith("--")}
     options -= {f"--{name.replace('_', '-')}" for name in fields}
     assert [name for name in options - hidden if name not in out] == []
+    (example,) = re.findall(r"--engines .* as in ([\w,:=-]+)", out)
+    assert set(example.split(",")) <= study.engines.keys()
 
 
 def test_the_main_job_is_set_up_and_gets_its_arguments_unchanged(checkout, tmp_path):

@@ -112,11 +112,13 @@ def train_together(
 ) -> list[dict[str, Any]]:
     """Run ``trainer_worker`` on run files, in one process a rank; what came out of each.
 
-    ``path`` stands before everything else that Python imports from.
+    ``path`` stands before everything else that Python imports from, and nothing is imported before
+    a rank has it.
     """
     worker = Path(__file__).with_name("trainer_worker.py")
     paths = python_path(path, ROOT, ROOT / "src")
-    run_ranks(worker, *words, num_ranks=num_ranks, modules=prepared.MEGATRON, PYTHONPATH=paths)
+    modules = () if path else prepared.MEGATRON
+    run_ranks(worker, *words, num_ranks=num_ranks, modules=modules, PYTHONPATH=paths)
     return [result_of(folder) for folder in folders]
 
 

@@ -33,6 +33,8 @@ def main(arguments):
 def train(run, ranks, device):
     from deepspeed.accelerator import get_accelerator
 
+    from megatron.core.models.gpt import gpt_layer_specs
+
     from launch.trainer.deepspeed_adapter import DeepSpeedAdapter, num_local_parameters
     from launch.trainer.loop import iterate
     from launch.trainer.runtime import seed_everything
@@ -55,6 +57,7 @@ def train(run, ranks, device):
         "digests": adapter.digests(),
         "parameters": num_local_parameters(module),
         "dtype": str(next(module.parameters()).dtype),
+        "apex": gpt_layer_specs.HAVE_APEX,
     }
     if run.point.save_interval and run.point.tp == 1:
         leave_logits(adapter, ranks, run.run_dir / "logits.pt")

@@ -1,6 +1,7 @@
 """Checkpoints that are written while training goes on: stock's files, whatever the update does."""
 
 import contextlib
+import json
 import sys
 import threading
 from unittest import mock
@@ -14,6 +15,8 @@ from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
 from seams import BackgroundSave
 
 from deep_optimizer_states.adapter import checkpoint
+from deep_optimizer_states.core.checkpoint import unfinished
+from deep_optimizer_states.core.commit import TO_DO
 
 ROWS = Rows()
 run = ROWS.run
@@ -277,6 +280,26 @@ def interrupt_a_save(folder):
         assert engine.load_checkpoint(folder)[1]["at"] == 1
         engine.save_checkpoint(folder, TAG, {"at": 2})
         assert engine.load_checkpoint(folder)[1]["at"] == 2
+        trial.end(engine)
+
+
+@ROWS.check("a load names the files that a killed save had still to name", 1, 2)
+def end_by_loading(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder, TAG, {"at": 1})
+        engine.optimizer.checkpoints.wait()
+        torch.distributed.barrier()
+        if RANK == 0:  # as if it had been killed after the first file
+            files = sorted((folder / TAG).glob("*.pt"))
+            to_do = {"files": [path.name for path in files], "latest": TAG}
+            (folder / TAG / TO_DO).write_text(json.dumps(to_do))
+            for path in files[1:]:
+                path.replace(unfinished(path))
+            (folder / "latest").unlink()
+        torch.distributed.barrier()
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
         trial.end(engine)
 
 

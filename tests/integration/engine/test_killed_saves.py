@@ -19,7 +19,7 @@ from launch.launchers import free_port
 
 WORKER = Path(__file__).with_name("saving_worker.py")
 ITERATIONS = 12
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def train(folder, seed, victim, output):
@@ -55,11 +55,8 @@ def iteration_of_latest(folder):
     return iteration
 
 
-@pytest.mark.parametrize(
-    "num_kills",
-    [5, pytest.param(int(os.environ.get("KILLS", "200")), marks=pytest.mark.exhaustive)],
-)
-def test_latest_is_whole_and_training_goes_on_from_it(tmp_path, num_kills):
+def test_latest_is_whole_and_training_goes_on_from_it(tmp_path):
+    num_kills = int(os.environ.get("KILLS", "200"))
     codes, expected, text = train(tmp_path / "reference", 0, "nobody", tmp_path / "reference.out")
     assert codes == [0, 0], text
     assert len(expected) == ITERATIONS
@@ -81,7 +78,6 @@ def test_latest_is_whole_and_training_goes_on_from_it(tmp_path, num_kills):
     print(f"{num_killed} runs killed of {num_kills}, {num_resumed} went on from a save")
 
 
-@pytest.mark.exhaustive
 def test_ranks_whose_launcher_is_killed_leave_a_whole_checkpoint(tmp_path):
     """Torchrun is killed after a random iteration: its ranks are killed too, or go on to the end.
 

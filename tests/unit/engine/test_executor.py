@@ -32,8 +32,8 @@ from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.errors import UpdateError
 
 REFERENCE, SHORT = train(make_schedule())[0], train(make_schedule(), steps=2)[0]
-RACES = [100 // len(SCHEDULES), pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
-"""Seeds for each schedule: 100 races in all, and 1,000 by `make test-all`."""
+RACES = [2, pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
+"""Seeds for each schedule, with its tiles at once and in parts; `make test-all` has 1,980 races."""
 LANES = ["H2D", "GPU", "D2H", "weights", "grads"]
 
 
@@ -335,7 +335,7 @@ def test_copies_in_flight_are_bounded():
         device.close()
 
 
-UPDATES = 500
+UPDATES = 200
 FEW = ["stride 2, tiles", "dynamic and ratio, tiles, weights on the host"]
 """Every kind of action is in one of these; the others repeat them in other proportions."""
 
@@ -347,7 +347,7 @@ def things_held():
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_five_hundred_updates_keep_nothing_that_fifty_do_not(device, name):
+def test_two_hundred_updates_keep_nothing_that_twenty_do_not(device, name):
     setup = Setup(SCHEDULES[name], device)
     for _ in range(UPDATES // 10):
         setup.update()
