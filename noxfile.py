@@ -33,8 +33,8 @@ PYTHONS = list(MEGATRON)
 """Pythons of the harness. The plugin's wheel takes those of pyproject.toml."""
 TORCHES = ["2.7.0", "2.15.0"]
 """The oldest torch that pyproject.toml allows, and the newest that was run."""
-PLUGIN_TORCHES = {"3.14": ["2.9.0", TORCHES[-1]]}
-"""Python -> the oldest and the newest torch that are published for it, where they are others."""
+PLUGIN_TORCHES = {"3.14": ["2.10.0", TORCHES[-1]]}
+"""Python -> its oldest and newest torch, where they are others."""
 PLUGIN_PYTHONS = nox.project.python_versions(nox.project.load_toml("pyproject.toml"))
 SOURCES = tomllib.loads(Path("third_party/versions.toml").read_text())
 TRAINER_TESTS = [
