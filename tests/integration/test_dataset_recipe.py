@@ -75,14 +75,12 @@ def test_the_recipe_from_pages_to_training_text(tmp_path):
     ]
     source = pages(tmp_path / "pages", texts)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": ["What is it?", TASK]}))
-    cleaning = ("clean", "--input", source, "--output", tmp_path / "kept")
-    counts, kept = run(*cleaning)
+    counts, kept = run("clean", "--input", source, "--output", tmp_path / "kept")
     assert counts == {
         "read": 13, "bad lines": 0, "dropped: language": 1, "dropped: too short": 1,
         "dropped: near-duplicate": 1, "written": 10,
     }  # fmt: skip
     assert {page["source"] for page in kept} < {f"http://example.org/{n}" for n in range(11)}
-    assert run(*cleaning) == (counts, kept), "it is found, not repeated"
     evaluation = ("--evaluation", tmp_path / "tasks.jsonl", "--evaluation-keys", "question")
     source = tmp_path / "kept" / "*.jsonl.gz"
     counts, trained = run(
@@ -115,8 +113,6 @@ def test_a_killed_clean_goes_on_with_the_tasks_that_are_missing(tmp_path):
     assert (counts["read"], counts["written"]) == (2, 2)
     assert {record["text"] for record in records} == set(texts)
     assert (done / "00000").stat().st_mtime_ns == first
-    other = python(*given[1:], "--min-words", "5")
-    assert (other.returncode, "this with other options" in other.stderr) == (2, True)
 
 
 WAITING = """

@@ -32,7 +32,6 @@ def main(arguments):
 
 def train(run, ranks, device):
     from deepspeed.accelerator import get_accelerator
-
     from megatron.core.models.gpt import gpt_layer_specs
 
     from launch.trainer.deepspeed_adapter import DeepSpeedAdapter, num_local_parameters
