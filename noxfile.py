@@ -1,6 +1,7 @@
 """Run the plugin and the trainers with every Python, DeepSpeed and megatron-core that is supported.
 
-``nox -l`` lists the sessions and ``make compat`` runs them all, which takes hours. Some of them:
+``nox -l`` lists the sessions. ``make compat`` runs all but those of other people's programs and
+tests, which takes hours. Some of them:
 ``nox -s "equality(3.12-0.18.9)"``, ``nox -p 3.11 -k equality``. Each session has an environment of
 its own in ``.nox`` and keeps it. A Python that is not on ``PATH`` fails its sessions, since a
 release is made from a full run alone. docs/compatibility.md names the last full run.
@@ -69,8 +70,15 @@ def equality(session: nox.Session, deepspeed: str) -> None:
     test(session, "-s", "tests/integration/engine/test_release.py", RELEASE_RANKS=ranks)
 
 
-@nox.session(python=PYTHONS[0])
-@nox.parametrize("torch", TORCHES)
+@nox.session
+@nox.parametrize(
+    "python,torch",
+    [
+        nox.param(python, torch, id=f"{python}-{torch}")
+        for python in (PYTHONS[0], *PLUGIN_TORCHES)
+        for torch in PLUGIN_TORCHES.get(python, TORCHES)
+    ],
+)
 def torches(session: nox.Session, torch: str) -> None:
     """Compare every feature with stock DeepSpeed under the oldest and the newest torch."""
     set_up(session, {"torch": torch})
@@ -89,12 +97,14 @@ def torches(session: nox.Session, torch: str) -> None:
 def wheel(session: nox.Session, torch: str) -> None:
     """Install the wheel by its file alone, and train by the lines of its README."""
     folder, program = session.create_tmp(), Path("tests/integration/readme_program.py").resolve()
-    install_deepspeed(session, f"torch=={torch}", "numpy", f"deepspeed=={NEWEST_DEEPSPEED}")
     command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
     session.run(*command, "-q", "-w", folder, ".", external=True)
     (built,) = Path(folder).glob("*.whl")
+    releases = Path(folder, "releases.txt")
+    releases.write_text(f"torch=={torch}\ndeepspeed=={NEWEST_DEEPSPEED}\n")
+    session.install("--constraint", str(releases), str(built))
     session.install("--force-reinstall", "--no-deps", str(built))  # of the same version each time
-    session.install(str(built))
+    session.env["TORCH_EXTENSIONS_DIR"] = str(Path(session.virtualenv.location, "torch_extensions"))
     session.chdir(folder)
     session.run("python", "-W", "ignore", str(program))
 
@@ -164,6 +174,8 @@ def set_up(session: nox.Session, releases: dict[str, str]) -> None:
     files = ("requirements/run.txt", "requirements/dev.txt")
     lines = session.run("python", "requirements/pins.py", *files, silent=True)
     pins = {"torch": TORCH} | dict(line.split("==") for line in str(lines).split()) | releases
+    if session.python not in MEGATRON:
+        del pins["megatron-core"]
     torch, numpy, deepspeed = (f"{name}=={pins[name]}" for name in ("torch", "numpy", "deepspeed"))
     install_deepspeed(session, torch, numpy, deepspeed)
     session.install(*(f"{name}=={release}" for name, release in pins.items()))

@@ -56,7 +56,7 @@ if [ -n "${WHEELHOUSE:-}" ]; then
 fi
 if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
   "$python" -c 'import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert v >= (2, 11), v' ||
-    die "USE_OWN_TORCH=1, but $python has no torch >= 2.11"
+    die "USE_OWN_TORCH=1, but $python has no torch >= 2.11, which the harness needs"
 fi
 
 say "environment in $venv (minutes, once)"

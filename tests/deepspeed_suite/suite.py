@@ -66,6 +66,11 @@ def name_of(test):
     return test.rpartition("::")[2]
 
 
+def _function(test):
+    """Return class and function of a test, without its parameters."""
+    return test.partition("::")[2].partition("[")[0].replace("::", ".")
+
+
 class Suite:
     """DeepSpeed's tests, copied out of their checkout, next to which they would import it."""
 
@@ -147,15 +152,24 @@ def section(release, files, today):
         text += ["|---|" + "---:|" * len(COLUMNS)]
         for file in [*filter(counts.get, files), "all"]:
             text += [f"| {file} | {' | '.join(str(counts[file][each]) for each in COLUMNS)} |"]
-    for column in COLUMNS[2:]:
-        reasons = defaultdict(list)
+    for column in (*COLUMNS[2:], SKIPPED):
+        reasons = defaultdict(Counter)
         for file, _, found, test, why in rows:
             if found == column:
-                line = re.sub(r"/\S+/", "", " ".join(why.split()).replace("`", "'"))[:300]
-                reasons[line].append(f"{Path(file).name} {name_of(test)}")
+                reason = _reason(why) or ("other bits" if found in (OTHER, VARIES) else "no reason")
+                reasons[reason][f"{Path(file).name} {_function(test)}"] += 1
         text += [f"\n{column.capitalize()}:\n"] if reasons else []
-        text += [f"- {', '.join(tests)}: `{line}`" for line, tests in reasons.items()]
+        for reason, tests in reasons.items():
+            named = [f"{name} ({n})" if n > 1 else name for name, n in tests.items()]
+            text.append(f"- {', '.join(named)}: {reason}")
     return "\n".join(text) + "\n"
+
+
+def _reason(why):
+    """Return a test's reason without folders, in which runs differ, and without long numbers."""
+    line = re.sub(r"(?<![:/\w])/\S+/", "", " ".join(why.split()).replace("`", "'"))
+    line = re.sub(r"\b\d{6,}\b", "N", line)
+    return line and f"`{line[:300]}`"
 
 
 def write_page(release, text):

@@ -204,8 +204,7 @@ NO_FP16 = "ValueError: Type fp16 is not supported on your device."
 DROPS = (
     "UnsupportedDeepSpeedError: DeepSpeed 0.18.9 at zero_optimization.stage = 2: with the "
     "optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a window but "
-    "one (DeepSpeed's pull requests 7967 and 7981); install a release after 0.18.9, or set the "
-    "stage to 3"
+    "one (DeepSpeed's pull requests 7967 and 7981); install 0.19.5 or newer, or set the stage to 3"
 )
 REFUSES = 'ConfigError: "deep_optimizer_states"'
 EXPECTED = {

@@ -37,18 +37,22 @@ def test_a_verdict_is_of_both_runs(stock, ours, expected):
 def test_a_section_counts_every_test_and_names_what_did_not_pass():
     rows = [
         ["own", suite.SAME, "x.py::a", ""],
-        ["own", suite.REFUSED, "x.py::b", "not this"],
-        ["added", suite.ALONE, "x.py::c", "lost `it` in /a/b/c.pt"],
-        ["own", suite.SKIPPED, "x.py::d", ""],
+        ["own", suite.REFUSED, "x.py::T::b[1]", "not this: see https://a.b/c/d"],
+        ["own", suite.REFUSED, "x.py::T::b[2]", "not this: see https://a.b/c/d"],
+        ["added", suite.ALONE, "x.py::c", "lost `it` of 1234567 in /a/b/c.pt"],
+        ["added", suite.VARIES, "x.py::c", ""],
+        ["own", suite.SKIPPED, "x.py::d", "no GPU"],
         ["added", suite.NONE, "x.py::e", ""],
     ]
     text = suite.section("1.2", {"z/x": rows}, "today")
-    assert "5 tests of 1 files. 1 skip" in text
+    assert "7 tests of 1 files. 1 skip" in text
     assert "and 1 have no" in text
-    assert "| z/x | 1 | 0 | 1 | 0 | 0 | 0 | 0 | 0 |" in text
-    assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
-    assert "- x b: `not this`" in text
-    assert "- x c: `lost 'it' in c.pt`" in text
+    assert "| z/x | 1 | 0 | 2 | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| z/x | 0 | 0 | 0 | 0 | 1 | 0 | 1 | 0 |" in text
+    assert "- x T.b (2): `not this: see https://a.b/c/d`" in text
+    assert "- x c: `lost 'it' of N in c.pt`" in text
+    assert "- x c: other bits" in text
+    assert "Skipped:\n\n- x d: `no GPU`" in text
 
 
 def test_a_release_replaces_its_own_section_alone(tmp_path, monkeypatch):

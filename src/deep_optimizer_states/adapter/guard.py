@@ -58,19 +58,16 @@ _SAYS = {
 }
 
 
-LAST_THAT_LOSES_GRADIENTS = "0.18.9"
-
-
 def loses_gradients(version: str) -> bool:
     """Return whether stages 1 and 2 of this release lose gradients with the optimizer on the CPU.
 
-    From 0.15.2 on they drop those of all micro-batches of a window but one (DeepSpeed's pull
+    From 0.15.2 to 0.18.9 they drop those of all micro-batches of a window but one (DeepSpeed's pull
     requests 7967 and 7981), so that equal bits would be wrong.
     """
     from packaging.version import Version
 
     public = Version(Version(version).public)
-    return Version("0.15.2") <= public <= Version(LAST_THAT_LOSES_GRADIENTS)
+    return Version("0.15.2") <= public <= Version("0.18.9")
 
 
 def check_deepspeed(allow_unverified: bool = False) -> None:

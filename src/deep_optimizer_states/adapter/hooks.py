@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.adapter.guard import (
-    LAST_THAT_LOSES_GRADIENTS,
+    CHECKED_VERSIONS,
     check_deepspeed,
     installed_version,
     loses_gradients,
@@ -320,11 +320,12 @@ def check_supported(config: Any) -> None:
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
     if zero.stage < 3 and loses_gradients(installed_version()):
+        whole = next(each for each in CHECKED_VERSIONS if not loses_gradients(each))
         raise UnsupportedDeepSpeedError(
             f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: with the "
             "optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
-            "window but one (DeepSpeed's pull requests 7967 and 7981); install a release after "
-            f"{LAST_THAT_LOSES_GRADIENTS}, or set the stage to 3"
+            f"window but one (DeepSpeed's pull requests 7967 and 7981); install {whole} or newer, "
+            "or set the stage to 3"
         )
 
 

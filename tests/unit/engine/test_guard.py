@@ -192,12 +192,15 @@ def test_the_table_of_the_newest_release_is_empty(monkeypatch):
     assert list(table[STAGE3]) == ["step"]
 
 
-def test_the_package_asks_for_no_release_older_than_the_oldest_that_is_supported():
+def test_the_package_asks_for_no_older_release_than_the_supported_ones():
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (asked,) = (text.removeprefix("deepspeed") for text in wanted if text.startswith("deepspeed"))
     allowed = SpecifierSet(asked)
     assert all(version in allowed for version in guard.CHECKED_VERSIONS)
-    assert "0.18.8" not in allowed
+    others = {"0.18.8", *(f"0.19.{number}" for number in range(8))} - {*guard.CHECKED_VERSIONS}
+    assert len(others) == 6
+    assert not any(version in allowed for version in others)
+    assert "0.20.0" in allowed
 
 
 @pytest.mark.parametrize("document", ["plugin.md", "settings.md"])
