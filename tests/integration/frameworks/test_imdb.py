@@ -11,7 +11,7 @@ name = "few"
 description = "an epoch of a few strategies"
 model = "tiny"
 figures = ["strategies"]
-point = { device = "cpu", dropout = 0.1, iterations = 16 }
+point = { device = "cpu", dropout = 0.1, iterations = 40 }
 engines = [
   { engine = ["no-deepspeed", "deepspeed-stage-3-offload-optimizer", "deep-optimizer-states"] },
 ]
@@ -58,7 +58,7 @@ def test_ours_equals_what_it_is_built_on_in_every_bit(ran):
     ends = {(r["engine"], r["dp"]): metrics_of(sweep, r)[-1] for r in rows_of(sweep, "runs")}
     numbers = [ranks for engine, ranks in ends if engine == OURS]
     assert len(said) == len(numbers), done.stdout[-3000:]
-    for line, losses in zip(said, ("16 losses, 16", "20 losses, 20"), strict=False):
+    for line, losses in zip(said, ("40 losses, 40", "20 losses, 20"), strict=False):
         assert f"{losses} gradient norms, weights and optimizer state" in line
     for ranks in numbers:
         for key in ("weights_sha256", "optimizer_sha256", "test_loss"):
