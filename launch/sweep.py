@@ -264,7 +264,15 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
         if not records:
             complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
             return EXIT_USAGE
-        write_index(plan, plan.tasks(), records, reasons_in_index(plan.folder))
+        tasks = plan.tasks()
+        if {task.point_key for task in tasks}.isdisjoint(record.point_key for record in records):
+            complain(
+                f"error: the runs in {plan.folder} are of other points than these, as on another "
+                "machine or with other options; report them by "
+                f"`python -m parse.report {plan.folder}`"
+            )
+            return EXIT_USAGE
+        write_index(plan, tasks, records, reasons_in_index(plan.folder))
         return derive(plan.folder, plan.sweep.figures)
     here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]

@@ -1,6 +1,7 @@
 """Train with real programs, under stock and under the plugin: ``python tests/programs NAME``.
 
-``nox -s NAME`` makes the environment. Each preset on one and two ranks: what the program's state
+``nox -s NAME`` makes the environment. Each preset on one and two ranks, where there are GPUs on no
+more than there are: what the program's state
 file says of every loss and norm, and every tensor of the saved model and of DeepSpeed's files, must
 be the same; or the errors must be those that the table expects. Writes the program's rows of
 docs/frameworks.md. ``ONLY="z3 offload"`` runs presets with these words alone.
@@ -24,6 +25,7 @@ import inputs
 import torch
 from safetensors.torch import load_file
 from table import EXPECTED, PROGRAMS, STEPS, Run
+from train import HAS_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "frameworks.md"
@@ -36,7 +38,9 @@ ERROR = re.compile(r"^(?:\[rank\d+\]: *)?(?:\w+\.)*(\w*(?:Error|Exception): .+)$
 OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError")
 TIMES = ("runtime", "per_sec", "epoch_time", "memory", "speed", "time", "flos")
 LIMIT_S = 900
-VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+RANKS = [ranks for ranks in (1, 2) if not HAS_GPU or ranks <= torch.cuda.device_count()]
+DEVICE = f", {torch.cuda.get_device_name()}" if HAS_GPU else ""
 
 
 def leaves(value, path):
@@ -88,8 +92,8 @@ def start(program, ranks, config, with_plugin, folder):
     (folder / "out").mkdir()
     log = folder / f"log.{'plugin' if with_plugin else 'stock'}"
     words, variables = program.command(Run(ranks, with_plugin, folder))
-    prelude = str(Path(__file__).with_name("prelude"))
-    path = os.pathsep.join([prelude, str(ROOT)])
+    prelude = [] if HAS_GPU else [str(Path(__file__).with_name("prelude"))]
+    path = os.pathsep.join([*prelude, str(ROOT), os.environ.get("PYTHONPATH", "")])
     with log.open("w") as output:
         process = subprocess.Popen(
             words,
@@ -167,12 +171,14 @@ def main():
     used = [name, *sorted({"transformers", "deepspeed"} - {name})]
     versions = ", ".join(f"{each} {version(each)}" for each in used)
     today = datetime.datetime.now(datetime.UTC).date()
-    folder = Path(sys.prefix, "run")  # its logs stay there, for who has to look into a failure
+    folder = Path(
+        sys.prefix, "run", name
+    )  # its logs stay there, for who has to look into a failure
     shutil.rmtree(folder, ignore_errors=True)
     inputs.write(folder / "inputs")
     failed = []
     for preset in (preset for preset in program.presets if only in preset):
-        for ranks in (1, 2):
+        for ranks in RANKS:
             began = time.monotonic()
             try:
                 outcome = compare(name, preset, ranks, folder)
@@ -181,7 +187,9 @@ def main():
                 print(failed[-1], flush=True)
                 continue
             minutes = (time.monotonic() - began) / 60
-            row = f"| {versions} | {preset} | {ranks} | {outcome} | {minutes:.1f} | {today} |"
+            row = (
+                f"| {versions} | {preset} | {ranks}{DEVICE} | {outcome} | {minutes:.1f} | {today} |"
+            )
             print(row, flush=True)
             write_row(name, row)
     if failed:

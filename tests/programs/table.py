@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from presets import ACCELERATE_3, CPU, NO_OFFLOAD, OWN_ADAM, PRESETS, changed
+from train import HAS_GPU, ON_DEVICE
 
 import deep_optimizer_states
 
@@ -24,8 +25,8 @@ HUGGING_FACE = {
     "logging_steps": 1,
     "save_steps": STEPS,
     "bf16": True,
-    "use_cpu": True,
     "report_to": "none",
+    **ON_DEVICE,
 }
 """What LLaMA-Factory, ms-swift and TRL hand on to Transformers."""
 
@@ -71,7 +72,7 @@ def axolotl(run):
     own = {"base_model": "inputs/model", "datasets": [text], "dataset_prepared_path": "prepared"}
     sizes = {"sequence_len": 64, "micro_batch_size": 2, "val_set_size": 0}
     optimizer = {"optimizer": "adamw_torch", "lr_scheduler": "cosine"}
-    not_its = ("use_cpu", "report_to", "per_device_train_batch_size")
+    not_its = (*ON_DEVICE, "report_to", "per_device_train_batch_size")
     given = {name: value for name, value in HUGGING_FACE.items() if name not in not_its}
     if run.with_plugin:
         own["plugins"] = ["deep_optimizer_states.axolotl.DeepOptimizerStatesPlugin"]
@@ -215,7 +216,7 @@ EXPECTED = {
     ),
     ("axolotl", "axolotl zero2", 1): ("", DROPS),
     ("axolotl", "axolotl zero2", 2): (NO_DEVICE, NO_DEVICE),  # it puts the model on the rank's GPU
-    ("accelerate", TEMPLATE): (NO_FP16, NO_FP16),
+    **({} if HAS_GPU else {("accelerate", TEMPLATE): (NO_FP16, NO_FP16)}),
 }
 """Program, preset and, where they differ in it, number of ranks -> the last line of the error under
 stock and under the plugin; empty where there is none. Everything else has to train with equal bits.

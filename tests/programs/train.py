@@ -11,6 +11,9 @@ from pathlib import Path
 import torch
 
 SEED, MICRO_BATCH, STEPS, RATE = 7, 2, 6, 1e-2
+HAS_GPU = torch.cuda.is_available()
+ON_DEVICE = {"use_cpu": not HAS_GPU, "full_determinism": HAS_GPU}
+"""For Transformers. Without determinism a GPU has other bits in every run."""
 
 
 def samples(inputs):
@@ -36,7 +39,6 @@ def transformers(inputs, config, out):
     arguments = TrainingArguments(
         output_dir=str(out),
         deepspeed=str(config),
-        use_cpu=True,
         bf16=True,
         per_device_train_batch_size=MICRO_BATCH,
         gradient_accumulation_steps=2,
@@ -47,6 +49,7 @@ def transformers(inputs, config, out):
         save_steps=STEPS,
         report_to="none",
         seed=SEED,
+        **ON_DEVICE,
     )
     # The model is made after the arguments: ZeRO-3 then cuts it while it is read.
     Trainer(model=model_of(inputs), args=arguments, train_dataset=samples(inputs)).train()
@@ -56,9 +59,9 @@ def accelerate(inputs, config, out):
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DummyOptim, DummyScheduler, set_seed
 
-    PartialState(cpu=True)  # without a GPU; Accelerator(cpu=True) would drop DeepSpeed
+    PartialState(cpu=not HAS_GPU)  # Accelerator(cpu=True) would drop DeepSpeed
     accelerator = Accelerator()
-    set_seed(SEED)
+    set_seed(SEED, deterministic=HAS_GPU)
     model = model_of(inputs)
     optimizer = DummyOptim(model.parameters(), lr=RATE, weight_decay=0.1)
     schedule = DummyScheduler(optimizer, total_num_steps=STEPS, warmup_num_steps=2)
@@ -83,7 +86,10 @@ def lightning(inputs, config, out):
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from lightning.pytorch.loggers import CSVLogger
 
-    from launch.frameworks.imdb.module import CpuDeepSpeedStrategy
+    if HAS_GPU:
+        from lightning.pytorch.strategies import DeepSpeedStrategy as Strategy
+    else:
+        from launch.frameworks.imdb.module import CpuDeepSpeedStrategy as Strategy
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -104,10 +110,11 @@ def lightning(inputs, config, out):
     pl.seed_everything(SEED)
     given = json.loads(config.read_text())
     block = given.pop("deep_optimizer_states")
-    strategy = CpuDeepSpeedStrategy(**given)
+    strategy = Strategy(**given)
     strategy.config["deep_optimizer_states"] = block
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if HAS_GPU else "cpu",
+        deterministic=HAS_GPU,
         devices=int(os.environ["RANKS"]),
         strategy=strategy,
         precision="bf16-mixed",

@@ -191,6 +191,17 @@ def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
     assert not folder.exists()
 
 
+def test_a_report_of_other_points_leaves_the_index_as_it_is(tmp_path, capsys):
+    run = tmp_path / "r" / "basic" / "stem" / "run-001" / "run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text('{"point": {"engine": "vanilla"}, "point_key": "of another machine"}')
+    index = run.parents[2] / "sweep.json"
+    index.write_text("its own")
+    assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
+    assert "are of other points than these" in capsys.readouterr().err
+    assert index.read_text() == "its own"
+
+
 def refused(*_arguments):
     raise LogError("no room")
 

@@ -105,6 +105,9 @@ def test_only_common_iterations_are_compared(write_log):
         # A last bit that print does not show.
         ({"losses": (9.0, 8.5, 8.25, 8.125, math.nextafter(8.0, 9)), "digest": "bb"},
          "close (5 losses, largest difference 1.78e-15 at iteration 5)"),
+        # It began earlier than where it is large.
+        ({"losses": (9.0, 8.5, math.nextafter(8.25, 9), 8.125, 8.5)},
+         "differs from iteration 3 (5 losses, largest difference 0.5 at iteration 5)"),
         ({"norms": [0.5, 0.5, 0.5, 0.5, 0.5000001]},
          "close (5 losses, losses equal, gradient norms differ by up to 2e-07 of their size)"),
         ({"digest": "bb"},
