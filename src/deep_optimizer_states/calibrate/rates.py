@@ -262,11 +262,17 @@ def copy_rates(device: Device, num_bytes: int = COPY_BYTES) -> dict[str, float]:
 
 
 def pageable_rates(device: Device, num_bytes: int = COPY_BYTES) -> dict[str, float]:
-    """Measure bytes a second of copies from and to memory that is not page-locked."""
-    host = torch.zeros(num_bytes // 4)
-    inside = device.empty_device(num_bytes // 4, torch.float32)
-    ways = (device.h2d, _copy(inside, host)), (device.d2h, _copy(host, inside))
-    rates = [lane_rates(device, way, amount=num_bytes, count=4)[0] for way in ways]
+    """Measure bytes a second of copies from and to memory that is not page-locked.
+
+    What goes to the device are 16-bit weights, as stock DeepSpeed makes them of fp32 ones: torch
+    casts them on the host, into memory that it takes for every copy.
+    """
+    host, numel = torch.zeros(num_bytes // 4), num_bytes // 4
+    inside = device.empty_device(numel, torch.float32)
+    weights = device.empty_device(numel, torch.bfloat16)
+    down, up = (device.h2d, _copy(weights, host)), (device.d2h, _copy(host, inside))
+    ways = (down, 2 * numel), (up, 4 * numel)
+    rates = [lane_rates(device, way, amount=amount, count=4)[0] for way, amount in ways]
     return dict(zip(PAGEABLE_RATES, rates, strict=True))
 
 

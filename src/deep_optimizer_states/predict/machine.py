@@ -14,8 +14,8 @@ A profile is a TOML file::
     d2h_bytes_per_s = 50e9
     h2d_both_bytes_per_s = 40e9         # the same while the other way is busy too
     d2h_both_bytes_per_s = 40e9
-    pageable_h2d_bytes_per_s = 9e9      # from and to memory that is not page-locked
-    pageable_d2h_bytes_per_s = 5e9
+    pageable_h2d_bytes_per_s = 9e9      # 16-bit weights that torch casts and copies, blocking
+    pageable_d2h_bytes_per_s = 5e9      # to memory that is not page-locked
     device_flops_per_s = 400e12         # 16-bit matrix products of a large model
     device_stream_bytes_per_s = 2.5e12  # device memory, read and written
     device_adam_parameters_per_s = 90e9

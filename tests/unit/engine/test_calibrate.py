@@ -64,6 +64,17 @@ def test_every_rate_of_a_profile_is_measured_and_those_of_a_device_by_its_own_la
     assert all(rate > 0 for rate in found.values())
 
 
+def test_weights_to_the_device_are_cast_from_fp32_and_count_in_16_bits(device, monkeypatch):
+    pairs = []
+    monkeypatch.setattr(rates, "lane_rates", lambda _device, way, amount, count: [amount])
+    monkeypatch.setattr(rates, "_copy", lambda target, source: pairs.append((target, source)))
+    found = rates.pageable_rates(device, 64)
+    assert found == {"pageable_h2d_bytes_per_s": 32, "pageable_d2h_bytes_per_s": 64}
+    half, full = torch.bfloat16, torch.float32
+    types = [(target.dtype, source.dtype) for target, source in pairs]
+    assert types == [(half, full), (full, full)]
+
+
 def test_a_rate_is_an_amount_over_a_median_of_its_own_lane_the_first_turn_left_out(
     device, monkeypatch
 ):
