@@ -178,6 +178,14 @@ def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator
             does = "as cpu does" if block == "offload_optimizer" and stage else "not at all"
             text = f"= nvme works at stage 3 alone, here {does}"
             yield Note(f"{ZERO}.{block}.device", text, "give cpu, or stage 3")
+    ratio = _block(zero, "offload_optimizer").get("ratio", 1)
+    if stage == 3 and _is_number(ratio) and ratio < 1 and not _uses_plugin(table):
+        yield Note(
+            f"{ZERO}.offload_optimizer.ratio",
+            f"= {ratio:g}: what stays on the GPU is updated by torch's AdamW, at the learning rate "
+            "that its first parameter group has when the engine is made, whatever a scheduler says",
+            "keep 1 if the learning rate changes, or use this project's engine with policy ratio",
+        )
     checkpointing = _block(table, "activation_checkpointing")
     for name in ("contiguous_memory_optimization", "cpu_checkpointing"):
         if checkpointing.get(name) and not checkpointing.get("partition_activations"):
@@ -208,6 +216,10 @@ def _ignored(zero: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[
         for name in _NVME_ONLY:
             if name in offload and offload.get("device") != "nvme":
                 yield Note(f"{ZERO}.{block}.{name}", "does nothing unless device is nvme")
+
+
+def _uses_plugin(table: Mapping[str, Any]) -> bool:
+    return _block(table, "deep_optimizer_states").get("enabled") is True
 
 
 def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""Makes an engine of each configuration, and says what stopped it and what its buckets took.
+"""Makes an engine of each configuration, and says what stopped it, what its buckets took and more.
 
-A JSON array of configurations comes in, an array of ``[error, bytes]`` goes out, for one process
-that imports DeepSpeed once. The weights are few, so that whatever is large is a buffer.
+A JSON array of configurations comes in, an array of ``[error, bytes, learning rates]`` goes out,
+for one process that imports DeepSpeed once. The weights are few, so that whatever is large is a
+buffer. The rates are those of the optimizer and of the one for a share on the GPU, after a step.
 """
 
 import json
@@ -36,7 +37,7 @@ def verdict(config):
     try:
         engine, *_ = deepspeed.initialize(model=model, config=config)
     except Exception as error:  # noqa: BLE001 - whatever it raises
-        return [str(error) or type(error).__name__, 0]
+        return [str(error) or type(error).__name__, 0, []]
     looking = Looking(engine.optimizer)
     looking.look()
     inputs = torch.ones(1, 8, dtype=next(engine.module.parameters()).dtype, requires_grad=True)
@@ -44,8 +45,10 @@ def verdict(config):
     inputs.register_hook(looking.look)
     engine.backward(engine(inputs).float().sum())
     engine.step()
+    both = (engine.optimizer, getattr(engine.optimizer, "backup_optimizer", None))
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in both if optimizer]
     engine.destroy()
-    return ["", looking.most]
+    return ["", looking.most, rates]
 
 
 def main():

@@ -160,6 +160,23 @@ def test_overlap_is_priced_at_the_bucket_that_it_adds(stage, words):
     assert costs == ({"zero_optimization.reduce_bucket_size": 4e8} if stage else {})
 
 
+@pytest.mark.parametrize(
+    ("stage", "ratio", "block", "is_warned"),
+    [
+        (3, 0.8, {}, True),
+        (3, 0.8, {"enabled": False}, True),
+        (3, 0.8, {"enabled": True}, False),
+        (3, 1.0, {}, False),
+        (2, 0.8, {}, False),
+    ],
+)
+def test_a_share_on_the_gpu_keeps_its_learning_rate(stage, ratio, block, is_warned):
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu", "ratio": ratio}}
+    found = told({"train_batch_size": 1, "zero_optimization": zero, "deep_optimizer_states": block})
+    text = warned(found).get("zero_optimization.offload_optimizer.ratio", "")
+    assert ("whatever a scheduler says" in text) == is_warned
+
+
 def test_a_comment_is_no_misspelling():
     found = told({"train_batch_size": 1, "_comment": "of mine", "comment": "too"})
     assert found.is_accepted
