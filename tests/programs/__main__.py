@@ -1,10 +1,10 @@
 """Train with real programs, under stock and under the plugin: ``python tests/programs NAME``.
 
-``nox -s NAME`` makes the environment. Each preset on one and two ranks, where there are GPUs on no
-more than there are: what the program's state
-file says of every loss and norm, and every tensor of the saved model and of DeepSpeed's files, must
-be the same; or the errors must be those that the table expects. Writes the program's rows of
-docs/frameworks.md. ``ONLY="z3 offload"`` runs presets with these words alone.
+``nox -s NAME`` makes the environment. Each preset on one and two ranks, or as many as there are
+GPUs, if there are any: what the program's state file says of every loss and norm, and every tensor
+of the saved model and of DeepSpeed's files, must be the same; or the errors must be those that the
+table expects. Writes the program's rows of docs/frameworks.md. ``ONLY="z3 offload"`` runs presets
+with these words alone.
 """
 
 import csv
@@ -171,9 +171,8 @@ def main():
     used = [name, *sorted({"transformers", "deepspeed"} - {name})]
     versions = ", ".join(f"{each} {version(each)}" for each in used)
     today = datetime.datetime.now(datetime.UTC).date()
-    folder = Path(
-        sys.prefix, "run", name
-    )  # its logs stay there, for who has to look into a failure
+    # Its logs stay there, for who has to look into a failure.
+    folder = Path(sys.prefix, "run", name)
     shutil.rmtree(folder, ignore_errors=True)
     inputs.write(folder / "inputs")
     failed = []
@@ -187,9 +186,8 @@ def main():
                 print(failed[-1], flush=True)
                 continue
             minutes = (time.monotonic() - began) / 60
-            row = (
-                f"| {versions} | {preset} | {ranks}{DEVICE} | {outcome} | {minutes:.1f} | {today} |"
-            )
+            case = f"{versions} | {preset} | {ranks}{DEVICE}"
+            row = f"| {case} | {outcome} | {minutes:.1f} | {today} |"
             print(row, flush=True)
             write_row(name, row)
     if failed:
