@@ -210,7 +210,7 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
     largest_at, largest = max(differences, key=lambda item: item[1])
     worst_norm = max(norms, default=0.0)
     is_beyond = largest > tolerance
-    first = next((i for i, d in differences if d > (0 if exact else tolerance)), None)
+    beginning = next((i for i, d in differences if d > (0 if exact else tolerance)), None)
     same_figures = largest == 0 and worst_norm == 0
     if same_figures and not unequal:
         word = "equal"
@@ -223,7 +223,7 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         exact,
         len(norms),
         digests,
-        from_iteration=first if is_beyond else None,
+        from_iteration=beginning if is_beyond else None,
         largest_difference=largest,
         largest_at=largest_at,
         largest_norm_difference=worst_norm,
