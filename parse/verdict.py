@@ -151,7 +151,7 @@ class PairVerdict:
     digests: tuple[str, ...] = ()
     """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
     from_iteration: int | None = None
-    """Of ``differs``: the first whose losses differ at all, as printed beyond the tolerance."""
+    """The first whose losses differ at all; of printed ones, by more than the tolerance."""
     largest_difference: float = 0.0
     """Largest absolute difference of two losses; infinite when one of them is NaN."""
     largest_at: int | None = None
@@ -209,21 +209,20 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
     digests, unequal = _digests(first, second) if exact else ((), ())
     largest_at, largest = max(differences, key=lambda item: item[1])
     worst_norm = max(norms, default=0.0)
-    is_beyond = largest > tolerance
     beginning = next((i for i, d in differences if d > (0 if exact else tolerance)), None)
     same_figures = largest == 0 and worst_norm == 0
     if same_figures and not unequal:
         word = "equal"
     else:
         # Equal losses over unequal weights: the damage is in what no loss has shown yet.
-        word = "differs" if same_figures or is_beyond else "close"
+        word = "differs" if same_figures or largest > tolerance else "close"
     return PairVerdict(
         word,
         len(pairs),
         exact,
         len(norms),
         digests,
-        from_iteration=beginning if is_beyond else None,
+        from_iteration=beginning,
         largest_difference=largest,
         largest_at=largest_at,
         largest_norm_difference=worst_norm,
