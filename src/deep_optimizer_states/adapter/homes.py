@@ -135,7 +135,7 @@ class StateHomes(abc.ABC):
         """
         resident = self._schedule.resident_subgroups
         host_numel = sum(run.numel for idx, run in enumerate(self._runs) if idx not in resident)
-        staging_bytes = 2 * self._schedule.staging_numel * self._stock.dtype.itemsize
+        staging_bytes = self._schedule.staged_numel * self._stock.dtype.itemsize
         num_ranks = local_ranks()
         # What ranks have taken is theirs. None takes more before all have looked: the barrier.
         free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks

@@ -42,12 +42,14 @@ from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
 from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
-from deep_optimizer_states.core.schedule import NUM_AHEAD, Schedule
+from deep_optimizer_states.core.schedule import (
+    NUM_AHEAD,
+    NUM_OUTBOXES,
+    NUM_SLOTS,
+    NUM_STAGING_BUFFERS,
+    Schedule,
+)
 from deep_optimizer_states.errors import UpdateError
-
-NUM_SLOTS = 3
-NUM_STAGING_BUFFERS = 4
-NUM_OUTBOXES = 2
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ from deep_optimizer_states.core.plan import (
 )
 from deep_optimizer_states.core.policies import DYNAMIC, TINY, Share, takes
 
-NUM_AHEAD = 6
+NUM_SLOTS = 3
+"""Tiles that have a place on the device at once, see [Note: slots] in ``executor``."""
+NUM_STAGING_BUFFERS = 4
+"""Tiles of the CPU whose 16-bit weights are on their way, see [Note: staging] in ``executor``."""
+NUM_OUTBOXES = 2
+"""Resident tiles whose 16-bit weights are on their way to host memory at once."""
+NUM_AHEAD = 2 * NUM_SLOTS
 """Tiles that the device may have in flight under a fixed policy: twice its slots, so that it does
 not run dry while the CPU steps a tile. What is issued goes before the CPU's weights on the link."""
 MOST_UNDER_WAY = 4
@@ -158,6 +164,11 @@ class Schedule:
         if self.weights_on_host:
             return 0
         return max((self.tiles[idx].numel for idx in self._movable_tiles), default=0)
+
+    @property
+    def staged_numel(self) -> int:
+        """Elements of all staging buffers together."""
+        return NUM_STAGING_BUFFERS * self.staging_numel
 
     @property
     def outbox_numel(self) -> int:

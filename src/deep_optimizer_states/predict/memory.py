@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deep_optimizer_states.core.plan import Tile
-from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.schedule import NUM_OUTBOXES, NUM_SLOTS, Schedule
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.workload import Workload
@@ -23,8 +23,6 @@ FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""
 MOMENTS_BYTES = 2 * FP32_BYTES
 """Both moments of Adam."""
-SLOTS, STAGING_BUFFERS, OUTBOXES = 3, 4, 2
-"""As the executor has them."""
 NVME_BUFFERS = 4
 """DeepSpeed's ``buffer_count`` of an optimizer on NVMe: a subgroup's state each."""
 NVME_WEIGHTS_NUMEL = 5 * 100_000_000
@@ -460,13 +458,13 @@ def _resident_state(of: Workload, numel: int) -> Array:
 def _tiles_under_way(of: Workload, grad_bytes: int, has_gpu: bool) -> Iterator[Array]:
     """Staging buffers of the CPU lane, and the device's slots and outboxes."""
     schedule = _schedule(of)
-    staging = of.weight_bytes * schedule.staging_numel * STAGING_BUFFERS
+    staging = of.weight_bytes * schedule.staged_numel
     staging = staging if has_gpu else min(staging, of.weight_bytes * of.part)
     yield Array("weights on their way to the device", staging, HOST, LATER)
     weights = of.weight_bytes if schedule.weights_on_host else 0
     tile = (of.master_bytes + of.moments_bytes + grad_bytes + weights) * schedule.slot_numel
-    outboxes = of.weight_bytes * schedule.outbox_numel * OUTBOXES
-    yield Array("slots", float(SLOTS * tile + outboxes), DEVICE, READY)
+    outboxes = of.weight_bytes * schedule.outbox_numel * NUM_OUTBOXES
+    yield Array("slots", float(NUM_SLOTS * tile + outboxes), DEVICE, READY)
 
 
 def _schedule(of: Workload) -> Schedule:

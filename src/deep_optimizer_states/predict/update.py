@@ -17,14 +17,14 @@ from deep_optimizer_states.core.plan import (
     Plan,
 )
 from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
-from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
-from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory import (
-    SLOTS,
-    STAGING_BUFFERS,
-    kept_subgroups,
-    ranks_a_node,
+from deep_optimizer_states.core.schedule import (
+    NUM_AHEAD,
+    NUM_SLOTS,
+    NUM_STAGING_BUFFERS,
+    AllAtOnce,
 )
+from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.memory import kept_subgroups, ranks_a_node
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from deep_optimizer_states.predict.workload import STATE_BYTES, StockOffload, Workload
@@ -147,8 +147,9 @@ class _Update:
         self.workload, self.software, self.split = workload, workload.software, split
         self.rank = rank_of(workload, machine)
         self.simulator = Simulator(self.rank.capacity)
-        self.slots = deque(_Slot() for _ in range(self.software.slots if self.software else SLOTS))
-        self.staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
+        num_slots = self.software.slots if self.software else NUM_SLOTS
+        self.slots = deque(_Slot() for _ in range(num_slots))
+        self.staging = itertools.cycle([_Slot() for _ in range(NUM_STAGING_BUFFERS)])
         self.held: dict[int, _Slot] = {}
         self.weights_sent: Job | None = None
         self.ready: dict[int, Job] = {}
