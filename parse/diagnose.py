@@ -288,7 +288,7 @@ class _Run:
     def read(self, lines: Iterable[Line]) -> None:
         """Take all lines of a log."""
         for line in lines:
-            self.num_lines = line.number
+            self.num_lines, line = line.number, line._replace(text=line.source + line.text)
             self._take_overflow(line)
             step = read_step(line)
             if step is None:

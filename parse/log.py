@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from configs.files import json_lines, printable
+from parse.prefix import split_prefix
 from parse.records import (
     PHASES,
     Iteration,
@@ -154,9 +155,11 @@ class Line(NamedTuple):
     number: int
     """Position in the file, from 1."""
     text: str
-    """Without its end, and with a space for every colour code."""
+    """Without its end and its source, and with a space for every colour code."""
     cut: bool
     """True where the file ends inside the line, or it is longer than any."""
+    source: str = ""
+    """The prefix of the host and the rank that printed it; empty where it has none."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -177,7 +180,8 @@ def read_lines(path: Path) -> Iterator[Line]:
                 if "\x1b" in text:
                     text = _COLOUR.sub(" ", text)
                 is_whole = line.endswith("\n") and len(line) <= MAX_LINE_CHARACTERS
-                yield Line(number, text, not is_whole)
+                source, text = split_prefix(text)
+                yield Line(number, text, not is_whole, source)
     except FileNotFoundError:
         raise LogError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -593,7 +597,7 @@ _RANK_PARAMETERS = re.compile(
     r"\((\d{1,6}), (\d{1,6})\):\s*(\d{1,18})(?=\s|$|<|\[)"
 )
 # Megatron's list of arguments; DeepSpeed's own list looks the same behind a ``[file]`` prefix.
-_ARGUMENT = re.compile(r"(?:\[?[\w.-]+\]?: )?\s{2,3}(\w+) \.{3,} (\d{1,18})\s*$")
+_ARGUMENT = re.compile(r"\s{2,3}(\w+) \.{3,} (\d{1,18})\s*$")
 _ARGUMENTS = {
     "tensor_model_parallel_size": "tp",
     "data_parallel_size": "dp",
