@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from programs import parse_logs as main
 
-from parse.diagnose import diagnose, known
+from parse.diagnose import diagnose
+from parse.illnesses import known
 from parse.records import LogError
 
 ROOT = Path(__file__).resolve().parents[3]
