@@ -107,6 +107,8 @@ class Failures:
         self._ignored: set[str] = set()
         """Ranks whose next traceback is of an error that ends nothing."""
         self._kinds = {name: kind for name, kind in known().items() if kind.signs}
+        words = {word for kind in self._kinds.values() for word in kind.words}
+        self._any_word = re.compile("|".join(map(re.escape, sorted(words))))
         self._phase, self._phase_at = "", -1
         self._host: tuple[float, int, str] | None = None
         """Percent of host memory in use, the steps there were, and the line's words."""
@@ -149,10 +151,9 @@ class Failures:
 
     def _take_signs(self, line: Line, steps: int, traceback: _Traceback | None) -> bool:
         is_any = False
-        for name, kind in self._kinds.items():
-            if not any(word in line.text for word in kind.words):
-                continue
-            sign = kind.any_sign.search(line.text)
+        for name, kind in self._kinds.items() if self._any_word.search(line.text) else ():
+            is_worded = any(word in line.text for word in kind.words)
+            sign = kind.any_sign.search(line.text) if is_worded else None
             if not sign or (kind.within and not (traceback and traceback.passes(kind.within))):
                 continue
             evidence = quoted_line(line, sign)

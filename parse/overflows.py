@@ -131,10 +131,8 @@ class Overflows:
         skipped = old_skipped + self._skips if skipped is None else skipped
         unheard = max(skipped - old_skipped - self._skips, 0)
         good = max(steps - old_steps - self._steps - unheard, 0)
-        if is_first and unheard and self._skips:
-            # Training was resumed: what this log does not tell of came before it.
-            self._recent.extendleft([False] * min(good, _LAST - len(self._recent)))
-        else:
+        # Of a run that was resumed, what this log does not tell of came before it.
+        if not (is_first and unheard and self._skips):
             self._said += [(line.number, f"skipped={skipped}")] * unheard
             self._recent.extend([True] * min(unheard, _LAST) + [False] * min(good, _LAST))
         self._total, self._steps, self._skips = (steps, skipped), 0, 0
