@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -63,7 +64,12 @@ def install(allow_unverified: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Give DeepSpeed its own methods back; engines that exist keep their optimizer."""
+    """Give DeepSpeed its own methods back; engines that exist keep their optimizer.
+
+    Saves under way are waited for, since stock's would not.
+    """
+    if originals:
+        _wait_for_saves()
     for (owner, name), original in originals.items():
         setattr(owner, name, original)
     originals.clear()
@@ -219,13 +225,33 @@ def _refuse_made_too_early(engine: Any) -> None:
 
 def _save_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Save as DeepSpeed does, in the background where the settings ask for it."""
+    from deep_optimizer_states.core.commit import Target
+
     save = functools.partial(original, engine, *args, **kwargs)
-    if not _is_ours(engine) or engine.optimizer.checkpoints is None:
-        return save()
-    folder = inspect.signature(original).bind(engine, *args, **kwargs).arguments["save_dir"]
-    if not folder:
+    asked = inspect.signature(original).bind(engine, *args, **kwargs)
+    asked.apply_defaults()
+    given = asked.arguments
+    if not given["save_dir"]:
         return save()  # DeepSpeed says what is wrong with it
-    return engine.optimizer.checkpoints.save(engine, save, Path(folder))
+    folder = _absolute(given["save_dir"])
+    if not _is_ours(engine) or engine.optimizer.checkpoints is None:
+        _wait_for_saves(folder)  # which would replace `latest` after this one has
+        return save()
+    # DeepSpeed's own default; its checkpoint engine is told the tag, and ours compares.
+    tag = f"global_step{engine.global_steps}" if given["tag"] is None else str(given["tag"])
+    target = Target(folder, tag, bool(given["save_latest"]))
+    return engine.optimizer.checkpoints.save(engine, save, target)
+
+
+def _absolute(folder: Any) -> Path:
+    # Not resolved: DeepSpeed's own paths go through the same links.
+    return Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute() keeps `..`
+
+
+def _wait_for_saves(folder: Path | None = None) -> None:
+    from deep_optimizer_states.adapter.checkpoint import wait_for_saves
+
+    wait_for_saves(folder)
 
 
 def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +263,7 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     background = engine.optimizer.background
     asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
     if engine.optimizer.checkpoints is not None:
-        engine.optimizer.checkpoints.before_load(asked["load_dir"])
+        engine.optimizer.checkpoints.before_load(_absolute(asked["load_dir"]))
     if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):

@@ -23,13 +23,14 @@ from __future__ import annotations
 import bisect
 import collections
 import contextlib
+import enum
 import errno
 import itertools
 import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,17 @@ _PICKLE_PROTOCOL = 2
 """That of ``torch.save``."""
 
 
-@dataclass
+class Stage(enum.Enum):
+    """How far a save has come. See [Note: one state] in :mod:`.commit`."""
+
+    FILLING = "its files are being filled"
+    FILLED = "all files of this rank are whole"
+    AGREED = "the files of all ranks are whole, and rank 0 writes that down"
+    NAMED = "its files have their names"
+    FAILED = "it is given up, and its files are removed"
+
+
+@dataclass(eq=False)
 class _Chunk:
     """A run of bytes that a file lacks.
 
@@ -62,27 +73,29 @@ class _Chunk:
         offset: Where it begins there, in bytes.
         source: The bytes, in host memory, 1-D.
         is_copy: Whether they are a copy, which no update overwrites.
-        is_held: Whether their memory counts as that of copies.
-        is_free: Whether nobody writes or copies it now.
-        is_done: Whether it is written, or given up.
+        held_bytes: Memory that counts as that of copies.
+        is_written: Whether the file has them.
+        lock: Held by the thread that writes or copies it. A lock and not a flag: ``with`` gives it
+            back wherever Ctrl-C comes.
     """
 
     file: int
     offset: int
     source: Tensor
     is_copy: bool = False
-    is_held: bool = False
-    is_free: bool = True
-    is_done: bool = False
+    held_bytes: int = 0
+    is_written: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class BackgroundSave:
     """One save of one rank, from its first file to its end.
 
     Attributes:
-        failure: What went wrong; nothing is written any more then.
+        stage: How far it has come; changed by :meth:`advance` and :meth:`fail` alone.
+        failure: Why it failed.
         copied_bytes: Bytes copied because an update came first.
-        written_first_bytes: Bytes that an update waited for, since the memory for copies was full.
+        written_first_bytes: Bytes that an update waited for, since there was no memory for a copy.
         peak_bytes: The most that copies took at one time.
 
     Args:
@@ -95,6 +108,7 @@ class BackgroundSave:
     def __init__(
         self, tiles: Sequence[Sequence[Tensor]], order: Sequence[int], memory_bytes: int
     ) -> None:
+        self.stage = Stage.FILLING
         self.failure: BaseException | None = None
         self.copied_bytes = 0
         self.written_first_bytes = 0
@@ -114,13 +128,30 @@ class BackgroundSave:
         self._copies: collections.deque[_Chunk] = collections.deque()
         self._pending: collections.deque[_Chunk] = collections.deque()
         self._held_bytes = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
     def paths(self) -> list[Path]:
         """Return the files by the names that they will have."""
         return list(self._paths)
+
+    def advance(self, stage: Stage) -> None:
+        """Note that the save has come to ``stage``.
+
+        Raises:
+            CheckpointError: It has failed meanwhile.
+        """
+        with self._lock:
+            if self.stage is Stage.FAILED:
+                raise CheckpointError(str(self.failure)) from self.failure
+            self.stage = stage
+
+    def fail(self, why: BaseException) -> None:
+        """Write nothing more; ``why`` becomes the failure, unless there was one or it has ended."""
+        with self._lock:
+            if self.stage not in (Stage.NAMED, Stage.FAILED):
+                self.stage, self.failure = Stage.FAILED, why
 
     def add(self, content: Any, path: Path) -> None:
         """Note one file and write what is not state of the optimizer, see [Note: skeleton].
@@ -133,9 +164,13 @@ class BackgroundSave:
 
         Raises:
             CheckpointError: torch laid the file out in a way that is not known.
+            FileExistsError: Another save fills this file.
             OSError: The file cannot be written.
         """
+        # A save may outlive the process's working directory.
+        path = path.absolute()
         partial = unfinished(path)
+        partial.open("xb").close()
         self._paths.append(path)
         records = write_skeleton(content, partial)
         self._files.append(os.open(partial, os.O_WRONLY))
@@ -143,23 +178,29 @@ class BackgroundSave:
         for offset, storage in records:
             self._note(len(self._files) - 1, offset, storage)
 
-    def start(self, finish: Callable[[BackgroundSave], None]) -> None:
-        """Fill the files on a thread of its own, sync them, and call ``finish`` there."""
+    def start(self, end: Callable[[], None], beat: Callable[[], None] = lambda: None) -> None:
+        """Fill the files on a thread of its own, and sync them.
+
+        Args:
+            end: Called there afterwards, whatever became of it; it must not raise.
+            beat: Called there now and then, to show that the save goes on.
+        """
         ranks = {tile: place for place, tile in enumerate(self._order)}
         last = len(ranks)
         by_urgency = sorted(self._of_tile, key=lambda tile: ranks.get(tile, last))
         self._pending.extend(chunk for tile in by_urgency for chunk in self._of_tile[tile])
         # Python waits for this thread before it ends: the last checkpoint is the one that counts.
         self._thread = threading.Thread(
-            target=self._run, args=(finish,), name="deep_optimizer_states/checkpoint"
+            target=self._run, args=(end, beat), name="deep_optimizer_states/checkpoint"
         )
         self._thread.start()
 
     def release(self, tile: int) -> None:
         """Let a tile be overwritten: see [Note: before it is overwritten]."""
         for chunk in self._of_tile.get(tile, ()):
-            if not chunk.is_done and not chunk.is_copy:
-                self._release(chunk)
+            with chunk.lock:
+                if not (chunk.is_written or chunk.is_copy or self.stage is Stage.FAILED):
+                    self._save_from_overwriting(chunk)
 
     def release_all(self) -> None:
         """Let all state be overwritten."""
@@ -167,19 +208,15 @@ class BackgroundSave:
             self.release(tile)
 
     def wait(self) -> None:
-        """Block until the save has ended, well or not."""
-        if self._thread is not None:
+        """Block until the save's thread has ended, well or not."""
+        if self._thread is not None and self._thread.ident is not None:
+            # Without a limit: only this rank's disk has none; for other ranks, see `Ranks`.
             self._thread.join()
-
-    def give_up(self, why: BaseException) -> None:
-        """Write nothing more; ``why`` becomes the failure, unless there was one before."""
-        with self._changed:
-            self.failure = self.failure or why
-            self._changed.notify_all()
 
     def remove_files(self) -> None:
         """Remove what is unfinished, as far as the disk lets."""
-        self._close_files()
+        with contextlib.suppress(OSError):
+            self._close_files()
         for path in self._paths:
             with contextlib.suppress(OSError):
                 unfinished(path).unlink(missing_ok=True)
@@ -204,88 +241,73 @@ class BackgroundSave:
         """Copy bytes that may change without notice, or write them now where there is no room."""
         for at in range(0, source.numel(), CHUNK_BYTES):
             chunk = _Chunk(file, offset + at, source[at : at + CHUNK_BYTES], is_copy)
-            if self._has_room(chunk):
-                self._keep_copy(chunk)
-            else:
+            if not self._keep_copy(chunk):
                 self._write(chunk)
 
-    def _release(self, chunk: _Chunk) -> None:
-        with self._changed:
-            while not chunk.is_free and self.failure is None:
-                self._changed.wait()
-            if chunk.is_done or self.failure is not None:
-                return
-            chunk.is_free = False
-            has_room = self._has_room(chunk)
+    def _save_from_overwriting(self, chunk: _Chunk) -> None:
         size = chunk.source.numel()
-        if has_room:
-            self._keep_copy(chunk)
+        if self._keep_copy(chunk):
             self.copied_bytes += size
-        else:
-            self._write_or_give_up(chunk)
-            self.written_first_bytes += size
-
-    def _has_room(self, chunk: _Chunk) -> bool:
-        """Take memory for a copy, if there is any left."""
-        size = chunk.source.numel()
-        if self._held_bytes + size > self._memory_bytes:
-            return False
-        self._held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self._held_bytes)
-        return True
-
-    def _keep_copy(self, chunk: _Chunk) -> None:
-        source = chunk.source if chunk.is_copy else chunk.source.clone()
-        with self._changed:
-            chunk.source, chunk.is_copy, chunk.is_held, chunk.is_free = source, True, True, True
-            self._copies.append(chunk)
-            self._changed.notify_all()
-
-    def _run(self, finish: Callable[[BackgroundSave], None]) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        try:
-            while (chunk := self._next()) is not None:
-                self._write_or_give_up(chunk)
-            self._sync()
-        finally:
-            self._close_files()
-            finish(self)
-
-    def _next(self) -> _Chunk | None:
-        """Take the next chunk: copies first, since they hold memory."""
-        with self._changed:
-            while self.failure is None:
-                queue = self._copies or self._pending
-                if not queue:
-                    return None
-                chunk = queue.popleft()
-                while not chunk.is_free and self.failure is None:
-                    self._changed.wait()
-                if not chunk.is_done and self.failure is None:
-                    chunk.is_free = False
-                    return chunk
-        return None
-
-    def _write_or_give_up(self, chunk: _Chunk) -> None:
+            return
         try:
             self._write(chunk)
-        except OSError as error:
-            self.give_up(error)
+        except Exception as error:  # noqa: BLE001 - a save that fails ends no training
+            self.fail(error)
+        self.written_first_bytes += size
+
+    def _keep_copy(self, chunk: _Chunk) -> bool:
+        """Keep the bytes in memory of the save's own; return whether there was any."""
+        size = chunk.source.numel()
+        with self._lock:
+            if self._held_bytes + size > self._memory_bytes:
+                return False
+            self._held_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._held_bytes)
+        copy: Tensor | None = None
+        try:
+            copy = chunk.source if chunk.is_copy else chunk.source.clone()
+        except (MemoryError, RuntimeError):  # the second is how torch says that there is no memory
+            return False
+        finally:
+            if copy is None:
+                self._give_back(size)
+        chunk.source, chunk.is_copy, chunk.held_bytes = copy, True, size
+        self._copies.append(chunk)
+        return True
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._held_bytes -= size
+
+    def _run(self, end: Callable[[], None], beat: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            self._fill(beat)
+            self._sync(beat)
+            self._close_files()
+            self.advance(Stage.FILLED)
+        except BaseException as error:  # noqa: BLE001 - `end` tells who waits for this thread
+            self.fail(error)
+        end()
+
+    def _fill(self, beat: Callable[[], None]) -> None:
+        # Copies first, since they hold memory. Each stays among the pending as well, so that
+        # nothing is left once both are empty.
+        while self.stage is not Stage.FAILED and (queue := self._copies or self._pending):
+            chunk = queue.popleft()
+            with chunk.lock:
+                if not chunk.is_written:
+                    self._write(chunk)
+            beat()
 
     def _write(self, chunk: _Chunk) -> None:
-        try:
-            data = memoryview(chunk.source.numpy().data)
-            done = self._write_direct(chunk, data)
-            while done < len(data):
-                done += os.pwrite(self._files[chunk.file], data[done:], chunk.offset + done)
-        finally:
-            with self._changed:
-                chunk.is_done = chunk.is_free = True
-                if chunk.is_held:
-                    self._held_bytes -= chunk.source.numel()
-                chunk.source = chunk.source.new_empty(0)
-                self._changed.notify_all()
+        data = memoryview(chunk.source.numpy().data)
+        done = self._write_direct(chunk, data)
+        while done < len(data):
+            done += os.pwrite(self._files[chunk.file], data[done:], chunk.offset + done)
+        chunk.is_written, chunk.source = True, chunk.source.new_empty(0)
+        self._give_back(chunk.held_bytes)
 
     def _write_direct(self, chunk: _Chunk, data: memoryview) -> int:
         """Write whole pages past the page cache, if that can be; return how many bytes."""
@@ -299,22 +321,32 @@ class BackgroundSave:
                 raise
             return 0  # the file system wants other sizes, and has opened the file all the same
 
-    def _sync(self) -> None:
-        if self.failure is not None:
+    def _sync(self, beat: Callable[[], None]) -> None:
+        if self.stage is Stage.FAILED:
             return
-        try:
-            for file in self._files:
-                os.fsync(file)
-            for folder in {path.parent for path in self._paths}:
-                sync(folder)
-        except OSError as error:
-            self.give_up(error)
+        for file in self._files:
+            os.fsync(file)
+            beat()
+        for folder in {path.parent for path in self._paths}:
+            sync(folder)
 
     def _close_files(self) -> None:
+        """Close every file.
+
+        Raises:
+            OSError: One could not be closed, which is how some file systems tell that bytes that
+                were written to them are lost.
+        """
         files, self._files, self._direct = [*self._files, *self._direct], [], []
+        failure: OSError | None = None
         for file in files:
-            if file >= 0:
-                os.close(file)
+            try:
+                if file >= 0:
+                    os.close(file)
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
 
 def unfinished(path: Path) -> Path:

@@ -2,33 +2,62 @@
 
 [Note: whole at every moment] A file has its name only once it is whole. Each rank fills its files
 and syncs them, and tells rank 0 through the process group's store: collectives are the training's.
-When all ranks have, rank 0 writes down in the checkpoint's folder what is to be done, gives the
-files their names, and replaces ``latest``, each step synced. Killed before it wrote that down, the
+When all ranks have, rank 0 writes down in the save's record what is to be done, gives the files
+their names, and replaces ``latest``, each step synced. Killed before it wrote that down, the
 checkpoint is not there and ``latest`` names the one before; killed after it, the next load or save
 does what is left to do. So a tag that is used again keeps its old files until all new ones are
 there. While its files get their names one by one, some are old and some are new; ``latest`` is not
 there then, so that nobody takes the mixture for a checkpoint.
+
+[Note: one state] Whether a save is good is decided by :func:`commit` alone, which takes it from one
+``Stage`` to the next. Until rank 0 writes the record down, any failure of any rank, whatever it is,
+ends in ``FAILED``. From there on the record decides: a save that cannot be ended then stays
+``AGREED``, its files stay, and the next load or save ends it. Other ranks do what rank 0 says.
+
+[Note: record] Rank 0 keeps one file for each save in the folder of checkpoints. It is locked while
+the save's process lives, so that nobody takes the files of a save under way for those of a killed
+one. Its first line says whose it is, and its second what is to be done. A line that is cut short is
+no JSON, and counts as not written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from deep_optimizer_states.core.checkpoint import UNFINISHED, sync, unfinished
+from deep_optimizer_states.core.checkpoint import (
+    UNFINISHED,
+    BackgroundSave,
+    Stage,
+    sync,
+    unfinished,
+)
+from deep_optimizer_states.errors import CheckpointError
 
 LATEST = "latest"
-TO_DO = "to-do" + UNFINISHED
-"""In a checkpoint's folder: what is left to do once all files are filled."""
+RECORD = ".save" + UNFINISHED
+"""Ends the names of records of saves, which begin with the save's id."""
 POLL_S = 0.05
 """Seconds between two looks at what other ranks say."""
+BEAT_S = 1.0
+"""Seconds between two signs of life of a rank."""
+SILENCE_S = 600.0
+"""A rank that has given no sign of life for so long is not waited for any more: one call that
+writes or syncs takes longer nowhere."""
+PATIENCE_S = 60.0
+"""After so many seconds without a sign of life it is said which rank is waited for."""
 LAST_WORD_S = 5.0
 """Rank 0, which may hold the store, waits so long for the others to read how a save ended."""
 
@@ -38,8 +67,8 @@ class Target:
     """Where a checkpoint goes.
 
     Attributes:
-        folder: What the user passed to ``save_checkpoint``.
-        tag: Name of the folder in it that has the files.
+        folder: What the user passed to ``save_checkpoint``, as an absolute path.
+        tag: Name of the folder in it that has the files; it may have slashes.
         is_latest: Whether ``latest`` is to name it.
     """
 
@@ -57,47 +86,256 @@ class Ranks:
     Args:
         store: The process group's.
         rank, num_ranks: This rank and the number of all.
-        number: Of the save, the same on every rank.
+        save_id: Of the save, the same on every rank.
+        tell: Called with a sentence when a rank is waited for that gives no sign of life.
     """
 
-    def __init__(self, store: Store, rank: int, num_ranks: int, number: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        num_ranks: int,
+        save_id: str,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self.rank = rank
+        self.save_id = save_id
         self._num_ranks = num_ranks
-        self._store = PrefixStore(f"deep_optimizer_states/checkpoint/{number}", store)
+        self._store = PrefixStore(f"deep_optimizer_states/checkpoint/{save_id}", store)
+        self._tell = tell
+        self._last_beat_s = -BEAT_S
 
-    def say_ready(self, problem: str, files: Sequence[Path] = ()) -> None:
+    def beat(self) -> None:
+        """Give a sign of life, if the last one is old."""
+        now = time.monotonic()
+        if now - self._last_beat_s >= BEAT_S:
+            self._last_beat_s = now
+            self._ask("add", f"beat/{self.rank}", 1)
+
+    def say_ready(self, save: BackgroundSave) -> None:
         """Say that this rank's files are whole, or why they are not."""
-        said = {"problem": problem, "files": [str(path) for path in files]}
-        self._store.set(f"ready/{self.rank}", json.dumps(said))
+        problem = reason(save, self.rank)
+        files = [] if problem else [_file(path) for path in save.paths]
+        self._ask("set", f"ready/{self.rank}", json.dumps({"problem": problem, "files": files}))
+        if problem:  # it knows how this ends
+            self._ask("set", f"read/{self.rank}", "yes")
 
-    def wait_for_all(self) -> tuple[str, list[Path]]:
-        """Wait until every rank has said so; return the first problem, and all ranks' files."""
-        problem, files = "", list[Path]()
+    def wait_for_all(self) -> tuple[str, list[dict[str, Any]]]:
+        """Wait until every rank has said so; return the first problem, and all ranks' files.
+
+        Raises:
+            CheckpointError: A rank gives no sign of life.
+        """
+        problem, files = "", list[dict[str, Any]]()
         for rank in range(self._num_ranks):
-            said = json.loads(self._wait_for(f"ready/{rank}"))
+            said = json.loads(self._wait_for(f"ready/{rank}", rank))
             problem = problem or said["problem"]
-            files += map(Path, said["files"])
+            files += said["files"]
         return problem, files
 
-    def say_ended(self, problem: str) -> None:
+    def say_ended(self, stage: Stage, problem: str) -> None:
         """Say how the save ended, and see that all others have read it."""
-        self._store.set("ended", problem or "well")
+        self._ask("set", "ended", json.dumps({"stage": stage.name, "problem": problem}))
         names = [f"read/{rank}" for rank in range(1, self._num_ranks)]
         end = time.monotonic() + LAST_WORD_S
-        while names and not self._store.check(names) and time.monotonic() < end:
+        while names and not self._ask("check", names) and time.monotonic() < end:
             time.sleep(POLL_S)
 
-    def wait_for_end(self) -> str:
-        """Wait until rank 0 has said how the save ended; return the problem."""
-        said = self._wait_for("ended")
-        self._store.set(f"read/{self.rank}", "yes")
-        return "" if said == "well" else said
+    def wait_for_end(self) -> tuple[Stage, str]:
+        """Wait until rank 0 has said how the save ended; return that, and the problem.
 
-    def _wait_for(self, name: str) -> str:
+        Raises:
+            CheckpointError: Rank 0 gives no sign of life.
+        """
+        said = json.loads(self._wait_for("ended", 0))
+        self._ask("set", f"read/{self.rank}", "yes")
+        return Stage[said["stage"]], said["problem"]
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._store, method)(*args)
+        except DistError as error:
+            raise CheckpointError(
+                "ranks cannot tell each other any more that their files are whole, since the "
+                f"process group's store is gone; its launcher or rank 0 may have held it ({error})"
+            ) from error
+
+    def _wait_for(self, name: str, rank: int) -> str:
+        beats, since, is_told = -1, time.monotonic(), False
         # A blocking get would keep the store from whoever makes a process group meanwhile.
-        while not self._store.check([name]):
+        while not self._ask("check", [name]):
+            self.beat()
+            beats_now, now = self._ask("add", f"beat/{rank}", 0), time.monotonic()
+            if beats_now != beats:
+                beats, since = beats_now, now
+            silence = now - since
+            if silence > SILENCE_S:
+                raise CheckpointError(f"rank {rank} has given no sign of life for {silence:.0f} s")
+            if silence > PATIENCE_S and not is_told:
+                is_told = True
+                self._tell(
+                    f"a checkpoint waits for rank {rank}, which has given no sign of life for "
+                    f"{silence:.0f} s, and gives up after {SILENCE_S:.0f} s"
+                )
             time.sleep(POLL_S)
-        return str(self._store.get(name).decode())
+        return str(self._ask("get", name).decode())
+
+
+def reason(save: BackgroundSave, rank: int) -> str:
+    """Return why a save failed, with the number of the rank that found out; empty if it did not."""
+    if save.failure is None:
+        return ""
+    is_sentence = isinstance(save.failure, CheckpointError)
+    text = str(save.failure) if is_sentence else repr(save.failure)
+    return text if text.startswith("rank ") else f"rank {rank}: {text}"
+
+
+def _file(path: Path) -> dict[str, Any]:
+    status = unfinished(path).stat()
+    return {"path": str(path), "inode": status.st_ino, "bytes": status.st_size}
+
+
+class Record:
+    """The record of a save under way, held by rank 0. See [Note: record].
+
+    Args:
+        target: Where the checkpoint goes.
+        save_id: Of the save.
+
+    Raises:
+        CheckpointError: Another process saves there.
+        OSError: The folder cannot be written.
+    """
+
+    def __init__(self, target: Target, save_id: str) -> None:
+        self.target = target
+        self.path = target.folder / f"{save_id}{RECORD}"
+        for other in _records(target.folder):
+            if other.is_live and other.tag == target.tag:
+                raise CheckpointError(f"{other.owner} is saving it already")
+        self._may_be_written = False
+        self._number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            _lock(self._number)
+            owner = {"tag": target.tag, "pid": os.getpid(), "host": socket.gethostname()}
+            self._owner_bytes = _append(self._number, owner)
+            # What was left without a record, whoever wrote it, would stand in this save's way.
+            _remove_unfinished(target.folder / target.tag)
+        except BaseException:
+            self.remove()
+            self.close()
+            raise
+
+    def write_down(self, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Write down, and return, that these files are whole and are to get their names.
+
+        Args:
+            files: As :meth:`Ranks.wait_for_all` gives them.
+
+        Raises:
+            CheckpointError: A file is gone.
+            OSError: It cannot be written.
+        """
+        folder, tag = self.target.folder, self.target.tag
+        for file in files:
+            if not _has_size(unfinished(Path(file["path"])), file):
+                raise CheckpointError(f"{unfinished(Path(file['path']))} is gone")
+        content = {
+            "files": [{**file, "path": os.path.relpath(file["path"], folder)} for file in files],
+            "tag": tag,
+            LATEST: tag if self.target.is_latest or read_latest(folder) == tag else None,
+        }
+        self._may_be_written = True
+        _append(self._number, content)
+        os.fsync(self._number)
+        sync(folder)
+        return content
+
+    def withdraw(self) -> None:
+        """Take back what was written down, so that nobody does it.
+
+        Raises:
+            OSError: It may still be there.
+        """
+        if self._may_be_written:
+            os.ftruncate(self._number, self._owner_bytes)
+            os.fsync(self._number)
+
+    def remove(self) -> None:
+        """Remove it, and the unfinished files of ranks that could not, as far as the disk lets."""
+        with contextlib.suppress(OSError):
+            _remove_unfinished(self.target.folder / self.target.tag)
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let it go; what it says is left to the next load or save."""
+        with contextlib.suppress(OSError):
+            os.close(self._number)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a record in a folder says.
+
+    Attributes:
+        path: Its file.
+        is_live: Whether its process lives, or cannot be known not to.
+        tag: Of the checkpoint; empty if the process was killed before it said so.
+        owner: The process, in words.
+        content: What is to be done; None before that is written down.
+    """
+
+    path: Path
+    is_live: bool
+    tag: str
+    owner: str
+    content: dict[str, Any] | None
+
+
+def _records(folder: Path) -> Iterator[_Found]:
+    """Read every record of a folder; that of a dead process is locked until the next is read."""
+    for path in sorted(folder.glob(f"*{RECORD}")):
+        try:
+            number = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue  # its save has ended meanwhile
+        try:
+            refusal = _lock(number)
+            lines = _json_lines(os.pread(number, os.fstat(number).st_size, 0))
+            owner = lines[0] if lines else {}
+            words = f"process {owner.get('pid')} on {owner.get('host')}"
+            if refusal is not None and refusal.errno != errno.EWOULDBLOCK:
+                words += f" (or was: {refusal}; if it is gone, remove {path})"
+            content = lines[1] if len(lines) > 1 else None
+            yield _Found(path, refusal is not None, owner.get("tag", ""), words, content)
+        finally:
+            os.close(number)
+
+
+def _json_lines(text: bytes) -> list[dict[str, Any]]:
+    lines = list[dict[str, Any]]()
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+def _append(number: int, content: dict[str, Any]) -> int:
+    line = (json.dumps(content) + "\n").encode()
+    if os.write(number, line) != len(line):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+    return len(line)
+
+
+def _lock(number: int) -> OSError | None:
+    """Lock an open file until it is closed or the process ends; return why it could not be."""
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None
 
 
 def recover(folder: Path, removes: bool) -> list[str]:
@@ -113,90 +351,128 @@ def recover(folder: Path, removes: bool) -> list[str]:
     Raises:
         OSError: The folder cannot be read or written.
     """
-    said = []
-    for to_do in folder.glob(f"*/{TO_DO}"):
-        _carry_out(to_do)
+    said, torn = list[str](), list[str]()
+    own = f"process {os.getpid()} on {socket.gethostname()}"
+    for found in _records(folder):
+        if found.is_live:
+            if found.owner != own:
+                said.append(f"{found.tag} in {folder} is being saved by {found.owner}")
+        elif found.content is not None and _is_whole(folder, found.content):
+            _carry_out(found.path, found.content)
+            said.append(
+                f"checkpoint {found.tag} in {folder} was whole when its process was killed, and "
+                "has its names now"
+            )
+        else:
+            torn.append(found.tag or "a checkpoint")
+            if removes:
+                if found.tag:
+                    _remove_unfinished(folder / found.tag)
+                found.path.unlink(missing_ok=True)
+    if torn:
         said.append(
-            f"checkpoint {to_do.parent.name} in {folder} was whole when its process was killed, "
-            "and has its names now"
-        )
-    left = [*folder.glob(f"*/*{UNFINISHED}"), *folder.glob(f"*{UNFINISHED}")]
-    tags = sorted({path.parent.name for path in left if path.parent != folder})
-    if tags:
-        latest = read_latest(folder)
-        said.append(
-            f"{', '.join(tags)} in {folder} was being saved when its process ended, and is not "
-            f"whole; {LATEST} names {latest or 'none'}. "
+            f"{', '.join(torn)} in {folder} was being saved when its process ended, and is not "
+            f"whole; {LATEST} names {read_latest(folder) or 'none'}. "
             + ("Its unfinished files are removed" if removes else "The next save removes them")
         )
-    for path in left if removes else ():
-        path.unlink(missing_ok=True)
     return said
 
 
-def commit(ranks: Ranks, target: Target) -> str:
-    """Name a checkpoint once all ranks' files are filled; rank 0 alone does.
+def commit(save: BackgroundSave, ranks: Ranks, record: Record | None) -> None:
+    """Take a save from the end of its filling to its end; every rank must. See [Note: one state].
 
-    Returns:
-        Why it is not there; empty where it is.
+    Args:
+        save: The save.
+        ranks: Its ranks.
+        record: On rank 0, its record.
 
     Raises:
-        OSError: All is filled and written down, but the names could not be given.
+        BaseException: It is not known here how the save ended; unless its stage is ``FAILED``, its
+            files must stay.
     """
-    problem, files = ranks.wait_for_all()
+    ranks.say_ready(save)
+    if record is not None:
+        _decide(save, ranks, record)
+        return
+    if save.stage is Stage.FAILED:
+        return  # of this rank's own accord, so that rank 0 cannot but say so
+    stage, problem = ranks.wait_for_end()
+    if stage is Stage.FAILED:
+        save.fail(CheckpointError(problem))
+    elif stage is Stage.NAMED:
+        save.advance(stage)
+    else:
+        raise CheckpointError(problem)
+
+
+def _decide(save: BackgroundSave, ranks: Ranks, record: Record) -> None:
+    problem = ""
     try:
-        if not problem:
-            to_do = _write_down(target, files)
-            _carry_out(to_do)
-    except _NotWrittenDownError as error:
-        problem = f"rank 0: {error}"
+        content = _agree(save, ranks, record)
+        if content is not None:
+            _carry_out(record.path, content)
+            save.advance(Stage.NAMED)
+        problem = reason(save, ranks.rank)
+    except BaseException as error:
+        problem = f"rank {ranks.rank}: {error!r}"
+        raise
     finally:
-        ranks.say_ended(problem)
-    return problem
+        ranks.say_ended(save.stage, problem)
 
 
-class _NotWrittenDownError(Exception):
-    """What is to be done could not be written, so that nothing of it is done."""
-
-
-def _write_down(target: Target, files: Sequence[Path]) -> Path:
-    folder = target.folder / target.tag
-    to_do, draft = folder / TO_DO, folder / f"draft-{TO_DO}"
-    content = {
-        "files": [os.path.relpath(path, folder) for path in files],
-        LATEST: target.tag
-        if target.is_latest or read_latest(target.folder) == target.tag
-        else None,
-    }
+def _agree(save: BackgroundSave, ranks: Ranks, record: Record) -> dict[str, Any] | None:
+    """Return what is to be done, if all files are whole and that is written down."""
+    if save.stage is Stage.FAILED:
+        return None
     try:
-        _write_synced(draft, json.dumps(content))
-        draft.replace(to_do)
+        problem, files = ranks.wait_for_all()
+        if problem:
+            raise CheckpointError(problem)
+        save.advance(Stage.AGREED)
+        return record.write_down(files)
+    except BaseException as error:  # noqa: BLE001 - the save fails, and says why
+        record.withdraw()  # where this raises, the record decides
+        save.fail(error)
+        return None
+
+
+def _carry_out(record: Path, content: dict[str, Any]) -> None:
+    folder, latest = record.parent, content[LATEST]
+    if read_latest(folder) == content["tag"]:
+        (folder / LATEST).unlink()
         sync(folder)
-    except OSError as error:
-        for path in (draft, to_do):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        raise _NotWrittenDownError(str(error)) from error
-    return to_do
-
-
-def _carry_out(to_do: Path) -> None:
-    folder = to_do.parent
-    content = json.loads(to_do.read_text())
-    if read_latest(folder.parent) == folder.name:
-        (folder.parent / LATEST).unlink()
-        sync(folder.parent)
-    for name in content["files"]:
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError):  # it has its name already
+    paths = [folder / file["path"] for file in content["files"]]
+    for path, file in zip(paths, content["files"], strict=True):
+        if not _is_named(path, file):
             unfinished(path).replace(path)
-    sync(folder)
-    if content[LATEST] is not None:
-        draft = unfinished(folder.parent / LATEST)
-        _write_synced(draft, content[LATEST])
-        draft.replace(folder.parent / LATEST)
-        sync(folder.parent)
-    to_do.unlink()
+    for parent in {path.parent for path in paths}:
+        sync(parent)
+    if latest is not None:
+        draft = unfinished(record.with_suffix("." + LATEST))
+        _write_synced(draft, latest)
+        draft.replace(folder / LATEST)
+        sync(folder)
+    record.unlink()
+
+
+def _is_whole(folder: Path, content: dict[str, Any]) -> bool:
+    paths = [(folder / file["path"], file) for file in content["files"]]
+    return all(_has_size(unfinished(path), file) or _is_named(path, file) for path, file in paths)
+
+
+def _has_size(path: Path, file: dict[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == file["bytes"]
+
+
+def _is_named(path: Path, file: dict[str, Any]) -> bool:
+    """Return whether a file has its name already; an older one of that name is another inode."""
+    return _has_size(path, file) and path.stat().st_ino == file["inode"]
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for path in folder.glob(f"*{UNFINISHED}"):
+        if not path.name.endswith(RECORD):
+            path.unlink(missing_ok=True)
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -1,9 +1,10 @@
 """Checkpoints that are written while training goes on: stock's files, whatever the update does."""
 
 import contextlib
-import json
+import os
 import sys
 import threading
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -12,11 +13,13 @@ from engines import POLICIES, RANK, STRIDE, Case, Trial, answer
 from rows import Rows
 from rows_checkpoints import convert
 from rows_table import BF16_ALL, CASES, FIRST_CASE, set_masters_midway
-from seams import BackgroundSave
+from seams import BackgroundSave, install
 
+from deep_optimizer_states import uninstall
 from deep_optimizer_states.adapter import checkpoint
-from deep_optimizer_states.core.checkpoint import unfinished
-from deep_optimizer_states.core.commit import TO_DO
+from deep_optimizer_states.core import checkpoint as checkpoint_core
+from deep_optimizer_states.core.checkpoint import sync
+from deep_optimizer_states.core.commit import reason
 
 ROWS = Rows()
 run = ROWS.run
@@ -31,13 +34,13 @@ def nothing_written_meanwhile():
 
     No save may be under way when it begins.
     """
-    may_write, go_on_writing = threading.Event(), BackgroundSave._next
+    may_write, go_on_writing = threading.Event(), BackgroundSave._fill
 
-    def wait_and_go_on(save):
+    def wait_and_go_on(save, beat):
         assert may_write.wait(LIMIT_S), "nobody lets the thread write"
-        return go_on_writing(save)
+        go_on_writing(save, beat)
 
-    with mock.patch.object(BackgroundSave, "_next", wait_and_go_on):
+    with mock.patch.object(BackgroundSave, "_fill", wait_and_go_on):
         try:
             yield
         finally:
@@ -225,7 +228,7 @@ def raise_it(folder):
         trial.train(engine, 1)
         with nothing_written_meanwhile():
             engine.save_checkpoint(folder, TAG)
-            engine.optimizer.checkpoints.last.give_up(OSError("the disk is gone"))
+            engine.optimizer.checkpoints.last.fail(OSError("the disk is gone"))
         engine.optimizer.checkpoints.wait()
         trial.backward(engine)
         told = answer(engine.step)
@@ -288,18 +291,143 @@ def end_by_loading(folder):
     with Trial({**STRIDE, **BACKGROUND}) as trial:
         engine = trial.open(Case())
         trial.train(engine, 1)
-        engine.save_checkpoint(folder, TAG, {"at": 1})
+
+        def be_killed(*_):
+            raise OSError("killed")
+
+        with mock.patch.object(Path, "replace", be_killed):
+            engine.save_checkpoint(folder, TAG, {"at": 1})
+            engine.optimizer.checkpoints.wait()
+        torch.distributed.barrier()
+        assert not (folder / "latest").exists()
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
+        trial.end(engine)
+    torch.distributed.barrier()
+    assert not list(folder.rglob("*unfinished*"))
+
+
+@ROWS.check("whatever fails on one rank is heard by all", 1, 2)
+def fail_on_one_rank(folder):
+    """In its thread, with an error that is no OSError; the next save is whole."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder, "first")
+        engine.optimizer.checkpoints.wait()
+        for error in (MemoryError, KeyboardInterrupt, SystemExit):
+
+            def fail(*_, error=error):
+                raise error("injected")
+
+            last = torch.distributed.get_world_size() - 1
+            with mock.patch.object(checkpoint_core, "sync", fail if last == RANK else sync):
+                engine.save_checkpoint(folder, TAG)
+                engine.optimizer.checkpoints.wait()
+            save = engine.optimizer.checkpoints.last
+            assert error.__name__ in reason(save, RANK), save.failure
+            assert f"rank {last}: " in reason(save, RANK)
+            trial.train(engine, 1)
+            torch.distributed.barrier()
+            assert (folder / "latest").read_text() == "first"
+            assert not list(folder.rglob("*unfinished*"))
+        engine.save_checkpoint(folder, TAG, {"at": 4})
+        assert engine.load_checkpoint(folder)[1]["at"] == 4
+        trial.end(engine)
+
+
+@ROWS.check("a tag with a slash, and a relative folder that the process leaves", 1, 2)
+def save_elsewhere(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial, contextlib.chdir(folder):
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        with nothing_written_meanwhile():
+            engine.save_checkpoint("saves", f"run/{TAG}", {"at": 1})
+            os.chdir("/")
         engine.optimizer.checkpoints.wait()
         torch.distributed.barrier()
-        if RANK == 0:  # as if it had been killed after the first file
-            files = sorted((folder / TAG).glob("*.pt"))
-            to_do = {"files": [path.name for path in files], "latest": TAG}
-            (folder / TAG / TO_DO).write_text(json.dumps(to_do))
-            for path in files[1:]:
-                path.replace(unfinished(path))
-            (folder / "latest").unlink()
+        assert (folder / "saves/latest").read_text() == f"run/{TAG}"
+        assert not list(folder.rglob("*unfinished*"))
+        assert engine.load_checkpoint(folder / "saves")[1]["at"] == 1
+        trial.end(engine)
+
+
+@ROWS.check("two engines that save into one folder at once", 1, 2)
+def save_two_engines(folder):
+    """`latest` names the last call's, as in stock; each finds its own again."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        actor, critic = trial.open(Case()), trial.open(Case())
+        for engine in (actor, critic):
+            trial.train(engine, 1)
+        with nothing_written_meanwhile():
+            actor.save_checkpoint(folder, "actor", {"of": "actor"})
+            critic.save_checkpoint(folder, "critic", {"of": "critic"})
+        for engine in (actor, critic):
+            engine.optimizer.checkpoints.wait()
         torch.distributed.barrier()
+        assert (folder / "latest").read_text() == "critic"
+        assert not list(folder.rglob("*unfinished*"))
+        assert actor.load_checkpoint(folder, "actor")[1]["of"] == "actor"
+        assert critic.load_checkpoint(folder)[1]["of"] == "critic"
+        for engine in (actor, critic):
+            trial.end(engine)
+
+
+@ROWS.check("content that cannot be saved in the background is refused by name", 1, 2)
+def save_what_torch_lays_out_otherwise(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        told = answer(lambda: engine.save_checkpoint(folder, TAG, {"nested": lambda: nested}))
+        assert told.startswith("CheckpointError: "), told
+        assert '"blocking"' in told
+        torch.distributed.barrier()
+        assert not list(folder.rglob("*unfinished*"))
+        engine.save_checkpoint(folder, TAG, {"at": 1})
         assert engine.load_checkpoint(folder)[1]["at"] == 1
+        trial.end(engine)
+
+
+@ROWS.check("no memory for a copy in the middle of an update")
+def copy_without_memory(folder):
+    """What cannot be copied is written first; the update, the save and training go on."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        clone = torch.Tensor.clone
+
+        def fail_in_an_update(tensor, *args, **kwargs):
+            if threading.current_thread() is threading.main_thread():
+                return clone(tensor, *args, **kwargs)
+            raise MemoryError
+
+        with nothing_written_meanwhile():
+            engine.save_checkpoint(folder, TAG, {"at": 1})
+            with mock.patch.object(torch.Tensor, "clone", fail_in_an_update):
+                trial.train(engine, 1)
+                engine.optimizer.background.wait()
+        engine.optimizer.checkpoints.wait()
+        save = engine.optimizer.checkpoints.last
+        assert (save.failure, save.copied_bytes) == (None, 0)
+        assert save.written_first_bytes
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
+        trial.end(engine)
+
+
+@ROWS.check("a save by stock after uninstall() is the last one", 1, 2)
+def save_after_uninstall(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        engine.save_checkpoint(folder, "a")
+        uninstall()
+        try:
+            engine.save_checkpoint(folder, "b")
+        finally:
+            install()
+        engine.optimizer.checkpoints.wait()
+        torch.distributed.barrier()
+        assert (folder / "latest").read_text() == "b"
         trial.end(engine)
 
 
@@ -315,7 +443,7 @@ def lose_the_folder(folder):
             engine.save_checkpoint(folder / "saves", "second")
             torch.distributed.barrier()
             if RANK == 0:
-                engine.optimizer.checkpoints.last.give_up(OSError("the disk is gone"))
+                engine.optimizer.checkpoints.last.fail(OSError("the disk is gone"))
         trial.train(engine, 1)
         engine.optimizer.checkpoints.wait()
         torch.distributed.barrier()  # each rank removes its own files

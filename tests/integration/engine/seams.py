@@ -5,7 +5,6 @@
 from deep_optimizer_states import install
 from deep_optimizer_states.adapter import homes, reshard, steppers
 from deep_optimizer_states.adapter.homes import StateHomes
-from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.update import UpdatePhase
 from deep_optimizer_states.adapter.zero3 import ahead, gathers
 from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone

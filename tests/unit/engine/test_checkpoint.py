@@ -18,13 +18,15 @@ from deep_optimizer_states.core import checkpoint, commit as commit_module
 from deep_optimizer_states.core.checkpoint import (
     UNFINISHED,
     BackgroundSave,
+    Stage,
     unfinished,
     write_skeleton,
 )
 from deep_optimizer_states.core.commit import (
     LATEST,
-    TO_DO,
+    RECORD,
     Ranks,
+    Record,
     Target,
     commit,
     read_latest,
@@ -83,22 +85,22 @@ def expected(state, tmp_path):
 @pytest.fixture
 def may_write(monkeypatch):
     """No byte of state is written by the save's own thread before this is set."""
-    latch, go_on = threading.Event(), BackgroundSave._next
+    latch, go_on = threading.Event(), BackgroundSave._fill
 
-    def wait_and_go_on(save):
+    def wait_and_go_on(save, beat):
         assert latch.wait(LIMIT_S)
-        return go_on(save)
+        go_on(save, beat)
 
-    monkeypatch.setattr(BackgroundSave, "_next", wait_and_go_on)
+    monkeypatch.setattr(BackgroundSave, "_fill", wait_and_go_on)
     yield latch
     latch.set()
 
 
 def begin(state, path, memory_bytes=10**6, order=range(4), content=None):
-    """Return a save that is under way, and the list that it is added to when it is over."""
+    """Return a save that is under way, and the list that its stage is added to when it is over."""
     save, ended = BackgroundSave(tiles_of(state), order, memory_bytes), []
     save.add(content or content_of(state), path)
-    save.start(ended.append)
+    save.start(lambda: ended.append(save.stage))
     return save, ended
 
 
@@ -127,8 +129,7 @@ def test_an_unknown_layout_is_refused(state, tmp_path, monkeypatch):
 def test_files_that_nobody_disturbs_are_those_of_torch_save(state, tmp_path, expected):
     save, ended = begin(state, tmp_path / "file.pt")
     save.wait()
-    assert ended == [save]
-    assert save.failure is None
+    assert ended == [Stage.FILLED]
     assert (save.copied_bytes, save.written_first_bytes) == (0, 0)
     assert bytes_of(unfinished(tmp_path / "file.pt")) == expected
     assert torch.load(unfinished(tmp_path / "file.pt"), mmap=True)["at"] == "x"
@@ -178,7 +179,21 @@ def test_what_is_being_written_is_waited_for(state, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.os, "pwrite", write_slowly)
     save, _ = begin(state, tmp_path / "file.pt", 0, content={"masters": state[0]})
     assert writing.wait(LIMIT_S)
-    released = threading.Event()
+    asking, released = threading.Event(), threading.Event()
+
+    class Asked:
+        def __init__(self, lock):
+            self.lock = lock
+
+        def __enter__(self):
+            asking.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+
+    for chunk in save._of_tile[0]:
+        chunk.lock = Asked(chunk.lock)
 
     def release_and_overwrite():
         save.release(0)
@@ -187,8 +202,7 @@ def test_what_is_being_written_is_waited_for(state, tmp_path, monkeypatch):
 
     update = threading.Thread(target=release_and_overwrite)
     update.start()
-    while update.is_alive() and not save._changed._waiters:
-        pass
+    assert asking.wait(LIMIT_S)
     assert not released.is_set()
     may_end.set()
     update.join(LIMIT_S)
@@ -206,7 +220,7 @@ def test_tiles_are_written_in_the_order_of_the_update(state, tmp_path, monkeypat
     save = BackgroundSave(tiles_of(state), [3, 1, 0, 2], 0)
     save.add({"masters": state[0]}, tmp_path / "file.pt")
     monkeypatch.setattr(checkpoint.os, "pwrite", note)
-    save.start(print)
+    save.start(lambda: None)
     save.wait()
     first = min(offsets)
     tiles = [(offset - first) // (4 * TILE) for offset in offsets]
@@ -236,7 +250,7 @@ def test_whole_pages_of_state_go_past_the_page_cache(tmp_path, monkeypatch):
     if save._direct == [-1]:
         pytest.skip("this file system cannot write past the page cache")
     monkeypatch.setattr(checkpoint.os, "pwrite", note)
-    save.start(print)
+    save.start(lambda: None)
     save.wait()
     first = direct[0][0]
     assert [(offset - first, size) for offset, size in direct] == [(0, 8192), (12288, 4096)]
@@ -256,9 +270,9 @@ def test_a_file_system_that_wants_other_sizes_gets_them(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.os, "pwrite", refuse_direct)
     save = BackgroundSave([[masters]], [0], 0)
     save.add({"masters": masters}, tmp_path / "file.pt")
-    save.start(print)
+    save.start(lambda: None)
     save.wait()
-    assert save.failure is None
+    assert save.stage is Stage.FILLED
     assert torch.equal(torch.load(unfinished(tmp_path / "file.pt"))["masters"], masters)
 
 
@@ -275,61 +289,279 @@ def test_a_disk_that_is_full_hurts_nobody(state, tmp_path, may_write, monkeypatc
     save.wait()
     assert "No space" in str(save.failure)
     save.release_all()  # nothing is written, and nobody waits
-    assert ended == [save]
+    assert ended == [Stage.FAILED]
     save.remove_files()
     assert list(tmp_path.iterdir()) == []
 
 
-def ranks_of(store, num_ranks=2, number=0):
-    return [Ranks(store, rank, num_ranks, number) for rank in range(num_ranks)]
+ERRORS = [OSError, MemoryError, RuntimeError, KeyboardInterrupt, SystemExit]
 
 
-def filled(folder, name, text="new"):
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished(path).write_text(text)
-    return path
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "close"])
+def test_whatever_stops_the_thread_fails_the_save(state, tmp_path, monkeypatch, call, error):
+    """An error of ``close`` is how a file system on a network says that bytes are lost."""
+    (tmp_path / "folder").mkdir()
+    real, calling = getattr(os, call), []
+
+    def fail(*args):
+        if threading.current_thread() is not threading.main_thread() and not calling:
+            calling.append(args)
+            raise error("injected")
+        return real(*args)
+
+    monkeypatch.setattr(checkpoint.os, call, fail)
+    save, ended = begin(state, tmp_path / "folder" / "file.pt", memory_bytes=0)
+    save.wait()
+    assert calling
+    assert ended == [Stage.FAILED]
+    assert type(save.failure) is error
+    with pytest.raises(CheckpointError):
+        save.advance(Stage.AGREED)
+    save.remove_files()
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_checkpoint_is_named_once_all_ranks_are_ready(tmp_path):
-    first, second = ranks_of(HashStore())
-    files = [filled(tmp_path / "tag", f"rank{number}") for number in range(2)]
-    results = []
+@pytest.mark.parametrize("memory_bytes", [0, 10**6])
+def test_a_write_that_is_interrupted_is_made_again(
+    state, tmp_path, expected, may_write, monkeypatch, memory_bytes
+):
+    """By Ctrl-C, in the thread that wants to overwrite a tile: it has not, so nothing is lost."""
+    save, ended = begin(state, tmp_path / "file.pt", memory_bytes)
+    call = "_keep_copy" if memory_bytes else "_write"
+    with monkeypatch.context() as patch:
 
-    def name_it():
-        results.append(commit(first, Target(tmp_path, "tag", is_latest=True)))
+        def interrupted(*_):
+            raise KeyboardInterrupt
 
-    naming = threading.Thread(target=name_it)
-    naming.start()
-    first.say_ready("", files[:1])
+        patch.setattr(save, "_give_back", lambda size: None)
+        patch.setattr(BackgroundSave, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save.release(1)
+    may_write.set()
+    save.wait()
+    assert ended == [Stage.FILLED]
+    assert bytes_of(unfinished(tmp_path / "file.pt")) == expected
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_what_cannot_be_copied_is_written_first(
+    state, tmp_path, expected, may_write, monkeypatch, error
+):
+    save, ended = begin(state, tmp_path / "file.pt")
+    held = save._held_bytes
+
+    def fail(_):
+        raise error("DefaultCPUAllocator: can't allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", fail)
+        save.release(1)
+    overwrite(state, 1)
+    assert (save._held_bytes, save.copied_bytes) == (held, 0)
+    assert save.written_first_bytes == TILE * 10
+    may_write.set()
+    save.wait()
+    assert ended == [Stage.FILLED]
+    assert bytes_of(unfinished(tmp_path / "file.pt")) == expected
+
+
+def test_a_file_that_another_save_fills_is_left_alone(state, tmp_path):
+    unfinished(tmp_path / "file.pt").write_text("another's")
+    save = BackgroundSave(tiles_of(state), range(4), 0)
+    with pytest.raises(FileExistsError):
+        save.add(content_of(state), tmp_path / "file.pt")
+    save.remove_files()
+    assert unfinished(tmp_path / "file.pt").read_text() == "another's"
+
+
+def ranks_of(store, num_ranks=2, save_id="id", tell=lambda sentence: None):
+    return [Ranks(store, rank, num_ranks, save_id, tell) for rank in range(num_ranks)]
+
+
+def filled(folder, *names, value=1.0):
+    """Return a save whose files are whole, and have their names still to get."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save = BackgroundSave([], (), 10**6)
+    for name in names:
+        save.add({"masters": torch.full((NUMEL,), value)}, folder / name)
+    save.start(lambda: None)
+    save.wait()
+    assert save.stage is Stage.FILLED
+    return save
+
+
+def names_in(folder):
+    return sorted(str(it.relative_to(folder)) for it in folder.rglob("*") if it.is_file())
+
+
+def end_on_ranks(saves, ranks, record):
+    """Commit on every rank at once; return what each raised."""
+    raised = [None] * len(ranks)
+
+    def end(number):
+        try:
+            commit(saves[number], ranks[number], None if number else record)
+        except Exception as error:  # noqa: BLE001 - the caller looks at it
+            raised[number] = error
+
+    threads = [threading.Thread(target=end, args=(number,)) for number in range(len(ranks))]
+    for thread in reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return raised
+
+
+@pytest.mark.parametrize("tag", ["tag", "run/tag"])
+def test_a_checkpoint_is_named_once_all_ranks_are_ready(tmp_path, tag):
+    record = Record(Target(tmp_path, tag, is_latest=True), "id")
+    saves = [filled(tmp_path / tag, f"rank{number}") for number in range(2)]
+    ranks = ranks_of(HashStore())
+    ranks[0].say_ready(saves[0])
     assert not read_latest(tmp_path)
-    assert not files[0].exists()
-    second.say_ready("", files[1:])
-    assert second.wait_for_end() == ""
-    naming.join(LIMIT_S)
-    assert results == [""]
-    assert read_latest(tmp_path) == "tag"
-    assert sorted(path.name for path in (tmp_path / "tag").iterdir()) == ["rank0", "rank1"]
+    assert not (tmp_path / tag / "rank0").exists()
+    assert end_on_ranks(saves, ranks, record) == [None, None]
+    assert [save.stage for save in saves] == [Stage.NAMED] * 2
+    assert read_latest(tmp_path) == tag
+    assert names_in(tmp_path) == ["latest", f"{tag}/rank0", f"{tag}/rank1"]
 
 
-def test_a_rank_that_failed_is_named_to_all(tmp_path):
-    first, second = ranks_of(HashStore())
-    first.say_ready("", [filled(tmp_path / "tag", "rank0")])
-    second.say_ready("rank 1: its disk is full")
-    naming = threading.Thread(target=commit, args=(first, Target(tmp_path, "tag", is_latest=True)))
-    naming.start()
-    assert second.wait_for_end() == "rank 1: its disk is full"
-    naming.join(LIMIT_S)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_failed_is_named_to_all(tmp_path, number):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    saves = [filled(tmp_path / "tag", f"rank{rank}") for rank in range(2)]
+    saves[number].fail(MemoryError("none left"))
+    assert end_on_ranks(saves, ranks_of(HashStore()), record) == [None, None]
+    for rank, save in enumerate(saves):
+        assert save.stage is Stage.FAILED
+        told = commit_module.reason(save, rank)
+        assert told == f"rank {number}: MemoryError('none left')"
     assert not read_latest(tmp_path)
-    assert not (tmp_path / "tag" / "rank0").exists()
 
 
 def test_latest_stays_where_the_caller_wants_it_to(tmp_path):
-    (rank,) = ranks_of(HashStore(), 1)
-    rank.say_ready("", [filled(tmp_path / "tag", "rank0")])
-    assert commit(rank, Target(tmp_path, "tag", is_latest=False)) == ""
-    assert (tmp_path / "tag" / "rank0").exists()
-    assert not (tmp_path / LATEST).exists()
+    record = Record(Target(tmp_path, "tag", is_latest=False), "id")
+    commit(filled(tmp_path / "tag", "rank0"), *ranks_of(HashStore(), 1), record)
+    assert names_in(tmp_path) == ["tag/rank0"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only while somebody sleeps."""
+    now = [0.0]
+    monkeypatch.setattr(commit_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(commit_module.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    return now
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_named_and_not_waited_for(tmp_path, clock):
+    told = []
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    save = filled(tmp_path / "tag", "rank0")
+    commit(save, ranks_of(HashStore(), tell=told.append)[0], record)
+    assert save.stage is Stage.FAILED
+    assert "rank 1 has given no sign of life for 600 s" in str(save.failure)
+    assert len(told) == 1
+    assert "waits for rank 1" in told[0]
+    assert clock[0] >= commit_module.SILENCE_S
+
+
+def test_a_rank_that_is_slow_is_waited_for(tmp_path, clock, monkeypatch):
+    """It gives signs of life while it fills its files, for longer than silence is borne."""
+    store, sleep = HashStore(), commit_module.time.sleep
+    first, second = ranks_of(store)
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    saves = [filled(tmp_path / "tag", f"rank{number}") for number in range(2)]
+
+    def live_on(seconds):
+        sleep(seconds)
+        second.beat()
+        if clock[0] > 3 * commit_module.SILENCE_S and saves[1].stage is Stage.FILLED:
+            second.say_ready(saves[1])
+            saves[1].advance(Stage.NAMED)
+
+    monkeypatch.setattr(commit_module, "POLL_S", 10.0)
+    monkeypatch.setattr(commit_module.time, "sleep", live_on)
+    commit(saves[0], first, record)
+    assert saves[0].stage is Stage.NAMED
+
+
+def test_a_first_rank_that_is_gone_leaves_files_that_may_be_named(tmp_path, clock):
+    save = filled(tmp_path / "tag", "rank1")
+    with pytest.raises(CheckpointError, match="rank 0 has given no sign of life"):
+        commit(save, ranks_of(HashStore())[1], None)
+    assert save.stage is Stage.FILLED
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("call", ["fsync", "write"])
+def test_what_cannot_be_written_down_is_not_done(tmp_path, monkeypatch, call, error):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    save, real = filled(tmp_path / "tag", "rank0"), getattr(os, call)
+    failing = [error("injected")]
+
+    def fail_once(*args):
+        result = real(*args)  # it may be there all the same
+        if failing:
+            raise failing.pop()
+        return result
+
+    monkeypatch.setattr(commit_module.os, call, fail_once)
+    commit(save, *ranks_of(HashStore(), 1), record)
+    assert save.stage is Stage.FAILED
+    record.close()
+    assert recover(tmp_path, removes=False)[0].startswith("tag in ")
+    assert not read_latest(tmp_path)
+
+
+def test_a_file_that_is_gone_is_not_taken_for_one_that_has_its_name(tmp_path):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    save = filled(tmp_path / "tag", "a.pt", "b.pt")
+    (tmp_path / "tag" / "a.pt").write_bytes(unfinished(tmp_path / "tag" / "a.pt").read_bytes())
+    ranks = ranks_of(HashStore(), 1)
+    ranks[0].say_ready(save)
+    unfinished(tmp_path / "tag" / "a.pt").unlink()
+    problem, files = ranks[0].wait_for_all()
+    assert not problem
+    with pytest.raises(CheckpointError, match=r"a\.pt.*is gone"):
+        record.write_down(files)
+    assert not read_latest(tmp_path)
+
+
+def test_names_that_cannot_be_given_are_given_by_the_next_call(tmp_path, monkeypatch):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    saves = [filled(tmp_path / "tag", f"{number}.pt") for number in range(2)]
+
+    def fail(*_):
+        raise OSError("the folder is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        raised = end_on_ranks(saves, ranks_of(HashStore()), record)
+    assert ["the folder is gone" in str(error) for error in raised] == [True, True]
+    assert [save.stage for save in saves] == [Stage.AGREED, Stage.FILLED]
+    assert "is being saved by" not in "".join(recover(tmp_path, removes=False)), "its own process"
+    record.close()
+    assert "has its names now" in recover(tmp_path, removes=True)[0]
+    assert names_in(tmp_path) == ["latest", "tag/0.pt", "tag/1.pt"]
+
+
+def test_a_save_under_way_is_left_alone_by_others(tmp_path, monkeypatch):
+    """By another engine of the process, and by a process that was started beside it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_module.os, "getpid", lambda: 17)
+        first = Record(Target(tmp_path, "first", is_latest=True), "1")
+    save = filled(tmp_path / "first", "file.pt")
+    for removes in (False, True):
+        (told,) = recover(tmp_path, removes)
+        assert told.startswith(f"first in {tmp_path} is being saved by process 17 on ")
+    with pytest.raises(CheckpointError, match=r"process 17 on .* is saving it already"):
+        Record(Target(tmp_path, "first", is_latest=True), "2")
+    second = Record(Target(tmp_path, "second", is_latest=True), "3")
+    commit(filled(tmp_path / "second", "file.pt"), *ranks_of(HashStore(), 1), second)
+    commit(save, *ranks_of(HashStore(), 1), first)
+    assert names_in(tmp_path) == ["first/file.pt", "latest", "second/file.pt"]
 
 
 class Killed(BaseException):
@@ -345,8 +577,9 @@ class Disk:
 
     def __init__(self, monkeypatch, root, last=10**6):
         self.root, self.num_done, self._last = root, 0, last
-        self.synced, self.names = {}, {}
-        for name in ("fsync", "replace", "unlink", "pwrite"):
+        self.synced, self.names, self._inodes = {}, {}, root.with_name("inodes")
+        self._inodes.mkdir()
+        for name in ("fsync", "replace", "unlink", "pwrite", "write", "ftruncate"):
             monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
         for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
             self._sync_folder(folder)
@@ -356,9 +589,9 @@ class Disk:
 
     def _counted(self, name, function):
         def operate(*args, **kwargs):
-            if name != "pwrite":
-                if self.num_done >= self._last:
-                    raise Killed
+            if self.num_done >= self._last:
+                raise Killed
+            if name not in ("pwrite", "write"):
                 self.num_done += 1
             result = function(*args, **kwargs)
             if name == "fsync":
@@ -375,21 +608,29 @@ class Disk:
             self.synced[path.stat().st_ino] = path.read_bytes()
 
     def _sync_folder(self, folder):
-        self.names[folder] = {path.name: path.stat().st_ino for path in folder.iterdir()}
+        self.names[folder] = self._names_now(folder)
+
+    def _names_now(self, folder):
+        """Return the inodes of a folder's files by name; they outlast these names."""
+        names = {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_file()}
+        for name, inode in names.items():
+            with contextlib.suppress(FileExistsError):
+                os.link(folder / name, self._inodes / str(inode))
+        return names
 
     def lose(self, target, loses_names):
-        """Write to ``target`` what is there after the power is back.
+        """Make of ``target`` what is there after the power is back.
 
         A file system may have kept a name that was never synced, and may not have.
         """
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
-            now = {path.name: path.stat().st_ino for path in folder.iterdir()}
+            now = self._names_now(folder)
             names = self.names.get(folder, now) if loses_names else now
             own = target / folder.relative_to(self.root)
             own.mkdir(parents=True, exist_ok=True)
             for name, inode in names.items():
-                if not (folder / name).is_dir():
-                    (own / name).write_bytes(self.synced.get(inode, b""))
+                (self._inodes / str(inode)).write_bytes(self.synced.get(inode, b""))
+                os.link(self._inodes / str(inode), own / name)
 
 
 OLD, NEW = "old", "new"
@@ -398,19 +639,17 @@ FILES = ["a.pt", "b.pt"]
 
 def save_over(root, tag, state):
     """One rank's save of a file, from its first byte to its name."""
+    record = Record(Target(root, tag, is_latest=True), "id")
     save = BackgroundSave(tiles_of(state), range(4), 10**6)
     (root / tag).mkdir(exist_ok=True)
     for name in FILES:
         save.add({"masters": state[0]}, root / tag / name)
-    rank = Ranks(HashStore(), 0, 1, 0)
-
-    def finish(ended):
-        assert ended.failure is None
-        rank.say_ready("", ended.paths)
-        commit(rank, Target(root, tag, is_latest=True))
-
-    save.start(finish)
+    save.start(lambda: None)
     save.wait()
+    try:
+        commit(save, *ranks_of(HashStore(), 1), record)
+    finally:
+        record.close()
 
 
 def survive(root, tag, state, monkeypatch, after, loses_names=False):
@@ -467,7 +706,7 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
 
 
 def without_sync_of_files(monkeypatch):
-    monkeypatch.setattr(BackgroundSave, "_sync", lambda save: None)
+    monkeypatch.setattr(BackgroundSave, "_sync", lambda save, beat: None)
 
 
 def with_early_names(monkeypatch):
@@ -483,9 +722,10 @@ def with_early_names(monkeypatch):
 def with_an_early_latest(monkeypatch):
     say_ready = Ranks.say_ready
 
-    def name_and_say(ranks, problem, files=()):
-        commit_module._write_synced(files[0].parent.parent / LATEST, files[0].parent.name)
-        say_ready(ranks, problem, files)
+    def name_and_say(ranks, save):
+        folder = save.paths[0].parent
+        commit_module._write_synced(folder.parent / LATEST, folder.name)
+        say_ready(ranks, save)
 
     monkeypatch.setattr(Ranks, "say_ready", name_and_say)
 
@@ -513,28 +753,59 @@ def test_a_rule_left_out_is_seen(state, tmp_path, monkeypatch, fault, tag):
     assert wrong
 
 
+def killed(record):
+    """The process of a save is gone, and with it the lock of its record."""
+    os.close(record._number)
+
+
 def test_leftovers_are_told_and_removed_by_a_save_alone(tmp_path):
     (tmp_path / "whole").mkdir()
     own = {"whole/file.pt", "whole/notes.partial", "latest"}
     for name in own:
         (tmp_path / name).write_text("whole")
+    record = Record(Target(tmp_path, "torn", is_latest=True), "id")
     filled(tmp_path / "torn", "file.pt")
+    killed(record)
     (told,) = recover(tmp_path, removes=False)
     assert told.startswith(f"torn in {tmp_path} was being saved")
     assert "latest names whole" in told
     assert (tmp_path / "torn" / f"file.pt{UNFINISHED}").exists()
     (told,) = recover(tmp_path, removes=True)
     assert "are removed" in told
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == own
+    assert set(names_in(tmp_path)) == own
     assert recover(tmp_path, removes=True) == []
 
 
-def test_a_whole_checkpoint_that_was_not_named_is_named(tmp_path):
-    filled(tmp_path / "tag", "a.pt")
-    (tmp_path / "tag" / "b.pt").write_text("has its name already")
-    (tmp_path / "tag" / TO_DO).write_text('{"files": ["a.pt", "b.pt"], "latest": "tag"}')
+def test_files_without_a_record_do_not_stand_in_the_way(tmp_path):
+    filled(tmp_path / "tag", "file.pt")
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    commit(filled(tmp_path / "tag", "file.pt"), *ranks_of(HashStore(), 1), record)
+    assert names_in(tmp_path) == ["latest", "tag/file.pt"]
+
+
+def test_a_record_that_was_cut_short_removes_nothing_else(tmp_path):
+    filled(tmp_path, "file.pt")
+    (tmp_path / f"id{RECORD}").write_text('{"tag": "fi')
+    (told,) = recover(tmp_path, removes=True)
+    assert "was being saved" in told
+    assert names_in(tmp_path) == [f"file.pt{UNFINISHED}"]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_whole_checkpoint_that_was_not_named_is_named(tmp_path, is_changed):
+    """Unless the file that has its name is another one than was saved."""
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    save = filled(tmp_path / "tag", "a.pt", "b.pt")
+    ranks = ranks_of(HashStore(), 1)
+    ranks[0].say_ready(save)
+    record.write_down(ranks[0].wait_for_all()[1])
+    a, b = (tmp_path / "tag" / name for name in ("a.pt", "b.pt"))
+    unfinished(b).replace(b)
+    if is_changed:
+        unfinished(tmp_path).write_bytes(b.read_bytes())
+        unfinished(tmp_path).replace(b)
+    killed(record)
     (told,) = recover(tmp_path, removes=False)
-    assert "was whole when its process was killed" in told
-    assert read_latest(tmp_path) == "tag"
-    assert sorted(path.name for path in (tmp_path / "tag").iterdir()) == ["a.pt", "b.pt"]
+    assert ("was whole when its process was killed" in told) is not is_changed
+    assert read_latest(tmp_path) == ("" if is_changed else "tag")
+    assert a.exists() is not is_changed
