@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 
 from configs.files import ROOT
+from deep_optimizer_states.core.host import bytes_of_gradients, bytes_of_state
 from ds_config.explain import newer_name, text_of, words
 from ds_config.installed import Key
 from ds_config.release import Answer, KeyFact
@@ -29,6 +30,8 @@ def guide(answer: Answer) -> str:
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         version=answer.version,
         has_memory=(FILE.parent / "memory.md").is_file(),
+        host_bytes=bytes_of_state() + bytes_of_gradients(),
+        host_bytes_summed=bytes_of_state() + bytes_of_gradients(accumulation=2),
         bucket=_bucket,
         auto=[(name, text, f"{size(4096):,}") for name, (text, size) in AUTO_SIZES.items()],
         illnesses={

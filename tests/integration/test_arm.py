@@ -100,6 +100,7 @@ class Arm:
     def __init__(self, driver, cpu):
         command = [QEMU, "-cpu", cpu, str(driver)]
         self._pipe = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.dos_scalar_names = host._load().dos_scalar_names  # of the same source
 
     def __enter__(self):
         return self

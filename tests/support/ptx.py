@@ -408,8 +408,9 @@ class PtxKernel:
         compiled = self._function.run(*arguments, grid=grid, warmup=True, **options)
         self.launches.append(compiled)
         kinds = compiled.src.signature
-        named = zip(self._function.arg_names, arguments, strict=False)
-        passed = [value for name, value in named if kinds[name] != "constexpr"]
+        names = self._function.arg_names
+        given = {**dict(zip(names, arguments, strict=False)), **options}
+        passed = [given[name] for name in names if kinds[name] != "constexpr"]
         tensors = [value for value in passed if isinstance(value, torch.Tensor)]
         regions = [Region(tensor.data_ptr(), _bytes(tensor)) for tensor in tensors]
         numbers = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in passed]

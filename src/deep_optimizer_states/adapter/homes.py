@@ -15,6 +15,7 @@ from deep_optimizer_states.config import Settings
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.host import (
     LaneCores,
+    bytes_of_state,
     check_host_memory,
     choose_cores,
     find_place,
@@ -140,8 +141,8 @@ class StateHomes(abc.ABC):
         # What ranks have taken is theirs. None takes more before all have looked: the barrier.
         free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
         dist.barrier(group=self._stock.dp_process_group)
-        master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
-        state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
+        masters = self._stock.master_weights_and_grads_dtype
+        state_bytes = bytes_of_state(masters.itemsize, self._moments_dtype.itemsize)
         buffer_bytes = staging_bytes + grad_bytes
         check_host_memory(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes)
         self._lanes.near = self._choose_cores()

@@ -23,6 +23,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import torch
 from deepspeed import comm as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 from typing_extensions import override
@@ -62,7 +63,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     param_buffer_of_bit16_for_cpu_offload_groups: list[Tensor]
     parallel_partitioned_bit16_groups: list[list[Tensor]]
+    params_in_partition: list[list[Tensor]]
     partition_size: list[int]
+    gradient_accumulation_steps: int
 
     def __init__(
         self,
@@ -122,7 +125,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self.param_buffer_of_bit16_for_cpu_offload_groups = [b.new_empty(0) for b in buffers]
         del buffers
         self.cpu_offload_pin_memory = self._lanes.locks_pages = self._locks_pages
-        self._homes.reserve(self._settings, numel * LateScaled.dtype.itemsize, taken)
+        grad_bytes = numel * LateScaled.dtype.itemsize + self._sum_bytes()
+        self._homes.reserve(self._settings, grad_bytes, taken)
         self._homes.take_masters(masters)
         self._homes.make_moments()
         sizes = self.partition_size
@@ -130,6 +134,17 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         for master, grad in zip(masters, grads, strict=True):
             master.grad = grad
         self._gradients.take(grads)
+
+    def _sum_bytes(self) -> int:
+        """Bytes of what stock sums over a window in host memory, an array a parameter, from now on.
+
+        torch rounds what it page-locks up to a power of two.
+        """
+        if self.gradient_accumulation_steps == 1:
+            return 0
+        sizes = [param.nbytes for param in itertools.chain.from_iterable(self.params_in_partition)]
+        is_locked = self._locks_pages and get_accelerator().device_name() == "cuda"
+        return sum(1 << (size - 1).bit_length() if is_locked else size for size in sizes)
 
     def _get_offload_gradient_dict(self) -> None:
         super()._get_offload_gradient_dict()

@@ -200,8 +200,6 @@ def _shown(cores: Sequence[int]) -> str:
 
 
 GIB = 2**30
-STATE_BYTES = 12
-"""Master weight and two moments in fp32, bytes a parameter; in 16 bits it is half of that."""
 PROC_CGROUP = Path("/proc/self/cgroup")
 PROC_STATUS = Path("/proc/self/status")
 _STATUS_LINE = re.compile(r"^(\w+):\s*(\d+) kB$", re.MULTILINE)
@@ -259,12 +257,33 @@ def _droppable(stat: Path) -> int:
     return int(value) if value.isdigit() else 0
 
 
+def bytes_of_state(master_bytes: int = 4, moment_bytes: int = 4) -> int:
+    """Return the host memory of a master weight and both moments, bytes a parameter.
+
+    Args:
+        master_bytes: Of a master weight; 4 is fp32.
+        moment_bytes: Of one moment.
+    """
+    return master_bytes + 2 * moment_bytes
+
+
+def bytes_of_gradients(each_bytes: int = 2, accumulation: int = 1) -> int:
+    """Return the host memory of gradients beside the state at stage 3, bytes a parameter.
+
+    Args:
+        each_bytes: Bytes of one number in the accumulation type.
+        accumulation: Micro-batches of a window. Of more than one, the sum so far lies beside the
+            gradient that the last update went by.
+    """
+    return each_bytes * (2 if accumulation > 1 else 1)
+
+
 def check_host_memory(
     host_numel: int,
     buffer_bytes: int,
     free_bytes: int,
     num_ranks: int,
-    state_bytes: int = STATE_BYTES,
+    state_bytes: int = bytes_of_state(),
 ) -> None:
     """Refuse state that does not fit.
 

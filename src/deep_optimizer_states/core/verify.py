@@ -153,7 +153,9 @@ def check_device_adam(
         numbers = (draw(), draw(), draw() ** 2, draw(), draw())
         types = (master_dtype, moment_dtype, moment_dtype, *dtypes)
         host = AdamTensors(*(n.to(dtype) for n, dtype in zip(numbers, types, strict=True)))
-        away = AdamTensors(*(_copy_to(device, tensor) for tensor in vars(host).values()))
+        away = AdamTensors(
+            **{name: _copy_to(device, tensor) for name, tensor in vars(host).items()}
+        )
         for step in range(1, _STEPS + 1):
             host.grad.copy_(draw())
             away.grad.copy_(host.grad)

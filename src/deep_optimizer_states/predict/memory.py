@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deep_optimizer_states.core.host import bytes_of_gradients
 from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import NUM_OUTBOXES, NUM_SLOTS, Schedule
 from deep_optimizer_states.predict.machine import Machine
@@ -440,7 +441,7 @@ def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     """Arrays that this package's engine holds for the update of stage 3."""
     numel = sum(of.subgroups)
     resident = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups)
-    gradients = of.sum_bytes * numel * (2 if of.accumulation > 1 else 1)
+    gradients = bytes_of_gradients(of.sum_bytes, of.accumulation) * numel
     yield Array("master weights", of.master_bytes * (numel - resident), HOST, READY)
     yield Array("moments", of.moments_bytes * (numel - resident), HOST, READY)
     yield Array("gradients", gradients, HOST, READY)

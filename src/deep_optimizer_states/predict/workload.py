@@ -12,6 +12,7 @@ from typing import Any
 from deep_optimizer_states.checks import did_you_mean
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.core import policies
+from deep_optimizer_states.core.host import bytes_of_state
 from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -21,7 +22,7 @@ OURS = "ours"
 """Name of this package's engine."""
 POLICIES = ("auto", *policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
-STATE_BYTES = 3 * FP32_BYTES
+STATE_BYTES = bytes_of_state()
 """Master weight and two moments of a parameter."""
 PLACES = ("none", "cpu", "nvme")
 KNOWN_VALUES: dict[str, Sequence[object]] = {

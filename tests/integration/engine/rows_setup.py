@@ -182,32 +182,64 @@ def return_early(_folder):
 # Memory.
 
 
-def state_bytes(engine):
-    """Bytes a parameter of optimizer state and gradients in host memory."""
-    optimizer = engine.optimizer
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        masters, found = (
-            optimizer.fp32_partitioned_groups_flat,
-            [optimizer.grad_partitions_flat_buffer],
-        )
-    else:
-        masters = optimizer.single_partition_of_fp32_groups
-        found = [*optimizer.param_buffer_of_bit16_for_cpu_offload_groups]
-    for master in masters:
-        state = optimizer.optimizer.state[master]
-        found += [master, master.grad, state["exp_avg"], state["exp_avg_sq"]]
-    total = sum(t.untyped_storage().nbytes() for t in found if t is not None)
-    return total / sum(master.numel() for master in masters)
+@contextlib.contextmanager
+def host_memory():
+    """What the lanes hand out, and the bytes that were asked for before."""
+    asked, given = [], []
+
+    def ask(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes):
+        asked.append(host_numel * state_bytes + buffer_bytes)
+
+    def recording(name):
+        take = getattr(EmulatedDevice, name)
+
+        def take_and_note(self, *args):
+            given.append(take(self, *args))
+            return given[-1]
+
+        return mock.patch.object(EmulatedDevice, name, take_and_note)
+
+    with (
+        mock.patch.object(homes, "check_host_memory", ask),
+        recording("host_home"),
+        recording("empty_host"),
+    ):
+        yield asked, given
 
 
-@ROWS.check("state takes 14 bytes a parameter, of stock 18", case=Case(), expected=(14, 18))
-@ROWS.check("at stage 2 it takes 16", case=AT_STAGE_2, expected=(16, 18))
-def state_in_host_memory(_folder, case, expected):
-    for block, num_bytes in zip((POLICIES["all-host"], None), expected, strict=True):
-        with Trial(block) as trial:
-            engine = trial.open(case)
-            trial.train(engine, 2)
-            assert abs(state_bytes(engine) / num_bytes - 1) < 0.01
+def bytes_of(tensors):
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+BIT16_STATE = next(name for name, case in CASES.items() if case.states == "bf16")
+TAKEN = {
+    "stage 3": (ONE, 14),
+    "stage 3, accumulation": (Case(), 16),
+    "stage 3, fp32 sums": (Case(config={"data_types": {"grad_accum_dtype": "fp32"}}), 20),
+    "stage 3, weights on the host": (CASES["offload_param"], 16),
+    "stage 3, 16-bit state": (CASES[BIT16_STATE], 10),
+    "stage 2": (AT_STAGE_2.changed(accumulation=1), 16),
+    "stage 2, accumulation": (AT_STAGE_2, 18),
+}
+
+
+@ROWS.check("host memory is asked for as it is taken")
+def memory_as_taken(_folder):
+    for name, (case, num_bytes) in TAKEN.items():
+        for policy in ("stride 2", "ratio 0.5") if case.stage == 3 else ("stride 2",):
+            with host_memory() as (asked, given), Trial(POLICIES[policy]) as trial:
+                engine = trial.open(case)
+                trial.train(engine, 2)
+                sums = getattr(engine.optimizer, "accumulated_grads_in_cpu", {})
+                taken = [*given, *sums.values()]
+                staged = engine.optimizer._update.executor._staging
+                assert bool(staged) == (case is not CASES["offload_param"])
+                state = bytes_of(taken) - bytes_of([own.tensors[0] for own in staged])
+                assert asked == [bytes_of(taken)], (name, policy)
+                numel = sum(run.numel for run in inside(engine, "homes")._runs)
+                if policy == "stride 2":
+                    assert round(state / numel, 1) == num_bytes, (name, state / numel)
 
 
 @ROWS.check("pages are locked unless that is not wanted and never twice")

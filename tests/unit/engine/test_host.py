@@ -1,5 +1,7 @@
 import os
+import re
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -192,6 +194,24 @@ def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
         '"deep_optimizer_states.host_memory_bytes"',
     ):
         assert words in str(refused.value)
+
+
+def test_the_docs_say_what_a_parameter_takes():
+    """Of types by their bytes: what the check of the memory counts, and what is predicted."""
+    docs = Path(__file__).parents[3] / "docs"
+    table = re.findall(
+        r"^\|.*\| (fp32|16 bits) \| (fp32|16 bits) \| (\d+) \| (\d+) \| (\d+) \| \d+ \|$",
+        (docs / "settings.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(table) == 3
+    for master, moment, *said in table:
+        state = cores.bytes_of_state(*(4 if kind == "fp32" else 2 for kind in (master, moment)))
+        sums = [cores.bytes_of_gradients(2, accumulation) for accumulation in (1, 8)]
+        assert [int(number) for number in said] == [state, *(state + each for each in sums)]
+    assert "14 bytes per parameter, 16 with accumulation" in (docs / "design.md").read_text()
+    guide = (docs / "guide.md").read_text()
+    assert "14 with this project's update, 16 with" in guide
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from engine_updates import TAIL, first_scalars, start_thread
 
 from deep_optimizer_states.core.kernels import host
-from deep_optimizer_states.core.kernels.adam import AdamTensors
+from deep_optimizer_states.core.kernels.adam import AdamTensors, first_difference
 from deep_optimizer_states.core.kernels.host import LEAST_PER_THREAD, HostAdam, TeamSizes
 from deep_optimizer_states.errors import KernelError
 
@@ -167,3 +167,17 @@ def test_teams_come_back_when_the_cores_are_free_again():
         teams.learn(used[-1], 10 * MS if is_busy and used[-1] == 2 else 0.0)
     assert 1 <= used[:400].count(2) <= 10  # tried now and then, at 10 ms each
     assert set(used[600:]) == {2}
+
+
+def test_scalars_reach_the_kernel_by_name():
+    """And not by the order in which Python happens to keep them."""
+    scalars, found = first_scalars(), []
+    turned = object.__new__(type(scalars))
+    vars(turned).update(reversed(vars(scalars).items()))
+    for given in (scalars, turned):
+        tensors = AdamTensors(*(torch.linspace(0.1, 1, 8) for _ in range(5)))
+        HostAdam(TAIL.mode).step(tensors, given, 8, num_threads=1)
+        found.append(tensors)
+    assert first_difference(*found) is None
+    names = host._load().dos_scalar_names().decode().split()
+    assert sorted(names) == sorted(vars(scalars))

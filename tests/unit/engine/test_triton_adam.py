@@ -208,6 +208,19 @@ def test_a_tail_may_begin_anywhere_and_one_rounded_the_other_way_is_seen(
     assert (updates_differ(device, modes, tail_start, gradients) == []) is are_equal
 
 
+def test_scalars_reach_the_kernel_by_name(launch):
+    """And not by the order in which Python happens to keep them."""
+    launch(80)
+    generator = torch.Generator().manual_seed(4)
+    first = tile(100, torch.float32, torch.float32, 0, normal(generator))
+    second, scalars = copy(first), scalars_at(3)
+    turned = object.__new__(type(scalars))
+    vars(turned).update(reversed(vars(scalars).items()))
+    TritonAdam(0).step(first, scalars, 100)
+    TritonAdam(0).step(second, turned, 100)
+    assert different(first, second) == []
+
+
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "weights", "grad"])
 def test_an_element_past_the_end_is_not_touched(launch, name):
     """Negative control: a tensor that is one element short is noticed."""

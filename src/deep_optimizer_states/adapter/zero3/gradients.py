@@ -34,6 +34,7 @@ from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
 from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.host import bytes_of_gradients
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
 
@@ -87,12 +88,13 @@ class GradientFlush(Gradients):
     @property
     def host_bytes(self) -> int:
         """Host memory that gradients take, in bytes; those of resident subgroups have a part."""
-        numel = sum(self._layout.numels) * (1 + self._holds_partial)
-        return numel * self._stock.gradient_accumulation_dtype.itemsize
+        each_bytes = self._stock.gradient_accumulation_dtype.itemsize
+        return sum(self._layout.numels) * bytes_of_gradients(each_bytes, self._accumulation)
 
     @property
-    def _holds_partial(self) -> bool:
-        return self._is_managed and self._stock.gradient_accumulation_steps > 1
+    def _accumulation(self) -> int:
+        """Micro-batches of a window, 1 where one home serves for all: see [Note: two gradients]."""
+        return self._stock.gradient_accumulation_steps if self._is_managed else 1
 
     def make_homes(self) -> None:
         """Take the memory beside stock's flat buffer, which must be in its place."""
@@ -100,7 +102,7 @@ class GradientFlush(Gradients):
         for subgroup in self._schedule.resident_subgroups:
             home = self._lanes.empty_device(self._layout.numels[subgroup], dtype)
             self._on_device[subgroup] = home.zero_()
-        if self._holds_partial:
+        if self._accumulation > 1:
             self._make_partial_homes()
 
     def _make_partial_homes(self) -> Tensor:

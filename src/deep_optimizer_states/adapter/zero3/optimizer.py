@@ -31,8 +31,8 @@ from deep_optimizer_states.errors import ConfigError
 class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
-    Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
-    14 bytes a parameter, or 8 where all of that has 16 bits. There is no second gradient in the
+    Host memory holds master weights and moments, and gradients in the accumulation type: one, or
+    two with accumulation (``host.bytes_of_state`` and ``bytes_of_gradients``). There is none in the
     type of the master weights: both kernels read the first one and convert it themselves. Resident
     subgroups have all of that on the device instead.
 

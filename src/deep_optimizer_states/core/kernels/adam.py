@@ -19,7 +19,7 @@ _ONE = np.float32(1.0)
 
 @dataclass(frozen=True)
 class AdamScalars:
-    """Numbers of one Adam step of one subgroup. All are fp32.
+    """Numbers of one Adam step of one subgroup. All are fp32. Kernels take them by name.
 
     Attributes:
         grad_scale: Multiplies the gradient first (unscaling and clipping in one factor).
@@ -41,10 +41,6 @@ class AdamScalars:
     step_size: np.float32
     decay: np.float32
     decoupled: np.float32
-
-    def as_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the values in the order of the host kernel's struct, shape (10,)."""
-        return np.array(list(vars(self).values()), dtype=np.float32)
 
 
 class BetaPowers:
@@ -162,8 +158,9 @@ class AdamTensors:
 
     def narrow(self, start: int, numel: int) -> AdamTensors:
         """Return views of ``numel`` elements from ``start``."""
-        # A list, not a generator: see [Note: lists] in ``executor``.
-        return AdamTensors(*[tensor.narrow(0, start, numel) for tensor in vars(self).values()])
+        return AdamTensors(
+            **{name: tensor.narrow(0, start, numel) for name, tensor in vars(self).items()}
+        )
 
 
 @dataclass(frozen=True)

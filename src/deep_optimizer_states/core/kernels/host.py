@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
@@ -76,6 +77,7 @@ class HostAdam:
         self._tail_mode = tail_mode
         self._teams = TeamSizes()
         self._function = _load().dos_adam_step
+        self._scalar_names = _load().dos_scalar_names().decode().split()
 
     def step(
         self,
@@ -128,7 +130,7 @@ class HostAdam:
         num_threads: int,
         probe: bool,
     ) -> float:
-        values = scalars.as_array()
+        values = np.array([getattr(scalars, name) for name in self._scalar_names], np.float32)
         waited_s: float = self._function(
             tensors.master.data_ptr(),
             tensors.grad.data_ptr(),
@@ -178,6 +180,7 @@ def _load() -> ctypes.CDLL:
         *[ctypes.c_int] * 5,
     ]
     library.dos_best_set.restype = ctypes.c_int
+    library.dos_scalar_names.restype = ctypes.c_char_p
     return library
 
 

@@ -36,17 +36,15 @@ constexpr size_t kChunk = 128;
 // Chunks that a thread takes at a time: 2^16 elements, LEAST_PER_THREAD of teams.py.
 constexpr int kBlockChunks = 512;
 
+// AdamScalars of adam.py, which says what each is. The caller fills the struct by these names.
+#define DOS_SCALARS(FIELD)                                                                      \
+    FIELD(grad_scale) FIELD(beta1) FIELD(one_minus_beta1) FIELD(beta2) FIELD(one_minus_beta2)   \
+    FIELD(rsqrt_bias2) FIELD(eps) FIELD(step_size) FIELD(decay) FIELD(decoupled)
+#define DOS_MEMBER(name) float name;
+#define DOS_NAME(name) #name " "
+
 struct Scalars {
-    float grad_scale;    // multiplies the gradient, rounded on its own
-    float beta1;
-    float one_minus_beta1;
-    float beta2;
-    float one_minus_beta2;
-    float rsqrt_bias2;   // 1 / sqrt(1 - beta2^t)
-    float eps;
-    float step_size;     // -lr / (1 - beta1^t)
-    float decay;         // AdamW: -lr * weight_decay; Adam: weight_decay; 0: none
-    float decoupled;     // 1: AdamW, 0: Adam with L2
+    DOS_SCALARS(DOS_MEMBER)
 };
 
 enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
@@ -155,6 +153,9 @@ double run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threa
 // Best instruction set of this CPU: 0 portable, 1 AVX2 with FMA, 2 AVX-512, 3 SVE.
 // All give the same bits.
 extern "C" int dos_best_set() { return best_set(); }
+
+// What `scalars` of dos_adam_step holds, in its order, separated by spaces.
+extern "C" const char* dos_scalar_names() { return DOS_SCALARS(DOS_NAME); }
 
 // p: numel of master_type, and m, v: numel of moment_type, updated in place. gradient: numel of
 // grad_type, read only; it is rounded to master_type before and after it is multiplied by grad_scale.

@@ -93,6 +93,10 @@ def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton rea
 
 
 _POINTERS = ("master", "grad", "exp_avg", "exp_avg_sq", "weights")
+_SCALARS = (
+    *("grad_scale", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "rsqrt_bias2"),
+    *("eps", "step_size", "decay"),
+)
 # See [Note: variants].
 aligned_kernel = triton.jit(_adam, do_not_specialize=["tail"])
 any_kernel = triton.jit(
@@ -131,7 +135,6 @@ class TritonAdam:
         numel = tensors.numel
         if numel == 0:
             return
-        values = [float(value) for value in scalars.as_array()]
         pointers = [getattr(tensors, name) for name in _POINTERS]
         extents = (numel, *(pointer.data_ptr() for pointer in pointers))
         kernel = any_kernel if any(extent % ALIGNMENT for extent in extents) else aligned_kernel
@@ -139,9 +142,9 @@ class TritonAdam:
             kernel[(triton.cdiv(numel, BLOCK),)](
                 *pointers,
                 *(numel, tail_start),
-                *values[:9],
-                HAS_DECAY=values[8] != 0.0,
-                DECOUPLED=bool(values[9]),
+                **{name: float(getattr(scalars, name)) for name in _SCALARS},
+                HAS_DECAY=bool(scalars.decay != 0.0),
+                DECOUPLED=bool(scalars.decoupled),
                 STATE_FUSED_TAIL=self._tail_mode == 1,
                 BLOCK=BLOCK,
                 enable_fp_fusion=False,
