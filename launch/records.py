@@ -7,6 +7,7 @@ next call reads from them what is still to do. How a run ended is written even o
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
@@ -36,6 +37,7 @@ SILENCE_S = 1800.0
 """Seconds without a sign of life after which a run of another machine counts as interrupted."""
 FULL_BYTES = 16_384
 """A file system with less room than this holds no traceback and no status."""
+_Mark = tuple[int, int, int] | None
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -277,15 +279,25 @@ class Record:
 
     @classmethod
     def read(cls, run_json: Path) -> Self | None:
-        """Read a run folder's ``run.json``; None when it is damaged or of an older schema."""
-        run, status = read_json(run_json), read_json(run_json.with_name("status.json"))
+        """Read a run folder's ``run.json``; None when it is damaged or of an older schema.
+
+        Files that have not changed since they were read last are not read again.
+        """
+        found = cls._read_files(run_json, *map(_mark, (run_json, _status_of(run_json))))
+        is_open = found is not None and found.status in ("", "running")
+        if found is None or not is_open or _is_alive(found.driver, found.path):
+            return found
+        return replace(found, status=INTERRUPTED, cause="its launcher is gone without a word")
+
+    @classmethod
+    @functools.lru_cache(maxsize=4096)
+    def _read_files(cls, run_json: Path, *_marks: _Mark) -> Self | None:
+        run, status = read_json(run_json), read_json(_status_of(run_json))
         point, setup = run.get("point"), run.get("provenance")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
             return None
         driver, seconds = Driver.read(status.get("driver")), status.get("seconds")
         word, cause = str(status.get("status") or ""), str(status.get("cause") or "")
-        if word in ("", "running") and not _is_alive(driver, run_json.parent):
-            word, cause = INTERRUPTED, "its launcher is gone without a word"
         return cls(
             path=run_json.parent,
             engine=str(point.get("engine")),
@@ -300,6 +312,19 @@ class Record:
             driver=driver,
             setup=setup if isinstance(setup, dict) else {},
         )
+
+
+def _status_of(run_json: Path) -> Path:
+    return run_json.with_name("status.json")
+
+
+def _mark(path: Path) -> _Mark:
+    """What changes when a file is written or replaced; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def read_records(sweep_folder: Path) -> list[Record]:

@@ -27,7 +27,7 @@ import psutil
 POLL_S = 0.05
 """Seconds between two looks at processes and at the log that is copied."""
 MOST_BYTES = 2**20
-"""Most that one look reads; of a larger growth, the end."""
+"""Most that one look reads; of a larger growth, and of a line without an end, the end."""
 FIRST_ITERATION_S = 1800.0
 """Longest silence before the first iteration: ops compile, weights and samples are made."""
 LEAST_S = 300.0
@@ -44,6 +44,7 @@ QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
 """States of a process that runs no handler: stopped, traced, uninterruptible, dead."""
+_END_OF_LINE = re.compile(rb"[\r\n]+")
 _ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*(\d+\.?\d*)")
 
 
@@ -59,7 +60,7 @@ class GrowingFile:
         """Whether the last look found anything new."""
 
     def new_lines(self) -> list[bytes]:
-        """Return the whole lines since the last call."""
+        """Return the whole lines since the last call; each state of a progress bar is one."""
         self.has_grown = False
         try:
             size = self._path.stat().st_size
@@ -75,7 +76,8 @@ class GrowingFile:
         except OSError:  # not made yet, or a file system that has gone for a while
             return []
         self._position += len(text)
-        *lines, self._part = (self._part + text).split(b"\n")
+        *lines, part = _END_OF_LINE.split(self._part + text)
+        self._part = part[-MOST_BYTES:]
         return lines
 
 

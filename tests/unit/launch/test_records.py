@@ -11,6 +11,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import make_point
+from launch import records
 from launch.ds_json import deepspeed_config
 from launch.identity import code_facts
 from launch.records import (
@@ -177,6 +178,19 @@ def test_damaged_folders_are_passed_over(folder, text):
     path = folder("ok")
     (path / "run.json").write_text(text)
     assert len(read_records(folder.root)) == 1
+
+
+def test_a_folder_is_read_again_when_its_files_change_and_not_before(folder, monkeypatch):
+    read, asked = records.read_json, []
+    monkeypatch.setattr(records, "read_json", lambda path: asked.append(path) or read(path))
+    settled, running = folder("ok"), folder("running")
+    for _ in range(4):
+        assert [one.status for one in read_records(folder.root)] == ["ok", "interrupted"]
+    assert len(asked) == len(set(asked)) == 4
+    (running / "status.json").write_text('{"status": "failed"}')
+    (settled / "status.json").unlink()
+    assert [one.status for one in read_records(folder.root)] == ["interrupted", "failed"]
+    assert len(asked) == 8
 
 
 TINY = make_point({"model": "tiny"})

@@ -129,6 +129,29 @@ def test_a_growing_file_is_read_piece_by_piece(tmp_path):
     assert file.new_lines() == [b"half"]
 
 
+def test_each_state_of_a_progress_bar_is_a_line(tmp_path):
+    """Or the bar would be read again at every look until it ends."""
+    path = tmp_path / "a.log"
+    file = GrowingFile(path)
+    path.write_bytes(b"1%\r2%\r")
+    assert file.new_lines() == [b"1%", b"2%"]
+    append(path, "3%\r\nnext\r\n")
+    assert file.new_lines() == [b"3%", b"next"]
+
+
+def test_of_a_line_without_an_end_the_end_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    path = tmp_path / "a.log"
+    file = GrowingFile(path)
+    for _ in range(20):
+        append(path, "x" * 900)
+        assert file.new_lines() == []
+    append(path, "end\n")
+    (line,) = file.new_lines()
+    assert len(line) == 1003
+    assert line.endswith(b"xend")
+
+
 PLAIN = "import time; print('begun', flush=True); time.sleep(600)"
 
 
