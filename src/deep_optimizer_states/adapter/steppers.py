@@ -10,13 +10,10 @@ from deepspeed.accelerator import get_accelerator
 
 from deep_optimizer_states.adapter.stock_adam import pow_on_repeat_of_op, tail_of_op
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import ConfigError, KernelError
-
-faults_for_tests: Faults | None = None
-"""Rules that the emulated device breaks on purpose; set by tests alone."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Steppers:
 
             lanes = CudaDevice(tail.mode)
         elif name == "cpu":
-            lanes = EmulatedDevice(HostAdam(tail.mode), faults_for_tests)
+            lanes = EmulatedDevice(HostAdam(tail.mode))
         else:
             raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
         return cls(tail, HostAdam(tail.mode), lanes, pow_on_repeat, dtypes)

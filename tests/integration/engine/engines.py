@@ -236,7 +236,9 @@ class Trial:
     """One run of an act under a policy's block, or under stock for None."""
 
     def __init__(self, block, faults=None):
-        self.block, self._faults = block, faults or Faults(jitter_s=0.0004)
+        self.block = block
+        faults = faults or Faults(jitter_s=0.0004)
+        self._make_device = functools.partial(EmulatedDevice, faults=faults)
         self.seen, self.is_finite = {}, True
         self._engines = {}
         self._generator = torch.Generator().manual_seed(RANK)
@@ -268,7 +270,7 @@ class Trial:
             given["model_parameters"] = parameters
         steps = Steps()
         with (
-            mock.patch.object(steppers, "faults_for_tests", self._faults),
+            mock.patch.object(steppers, "EmulatedDevice", self._make_device),
             mock.patch.object(steppers, "HostAdam", steps.make_adam),
         ):
             engine, *_ = deepspeed.initialize(model=model, config=ds_config(case, block), **given)
