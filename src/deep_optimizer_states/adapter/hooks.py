@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -25,11 +26,14 @@ from deep_optimizer_states.adapter.guard import (
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
-if TYPE_CHECKING:  # it needs pydantic, without which commands still say what is missing
+if TYPE_CHECKING:  # they need pydantic or DeepSpeed; commands still say what is missing
+    from deep_optimizer_states.adapter.zero3.gathers import Gate
     from deep_optimizer_states.config import Settings
 
 originals: dict[tuple[Any, str], Any] = {}
-"""DeepSpeed's own methods, by class and name, while ours are in their place."""
+"""DeepSpeed's own methods, by class and name: all in whose place ours are."""
+standing_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+"""What gathers of weights come past, one for each engine of stage 3."""
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -52,8 +56,12 @@ def install(allow_unverified: bool = False) -> None:
     check_deepspeed(allow_unverified)
     if originals:  # the check's import of DeepSpeed has called this already, by the hook of `run`
         return
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    from deep_optimizer_states.adapter.own_stream import synchronize
 
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer)
@@ -61,18 +69,32 @@ def install(allow_unverified: bool = False) -> None:
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
+    # Below DeepSpeed's own gathers, where every way to gather comes past. A parameter's own method
+    # would be too high: one gather may name parameters of several models, and goes through the
+    # method of the first.
+    _wrap(Init, "_ensure_availability_of_partitioned_params", _find_partitions)
+    _wrap(Init, "_all_gather", _all_gather)
+    _wrap(type(get_accelerator()), "synchronize", synchronize)
 
 
 def uninstall() -> None:
-    """Give DeepSpeed its own methods back; engines that exist keep their optimizer.
+    """Give DeepSpeed its own methods back.
 
+    Engines that exist keep their optimizer, and end each update within ``step()`` from now on.
     Saves under way are waited for, since stock's would not.
+
+    Raises:
+        UpdateError: The update in flight of one of them did not end in time.
     """
-    if originals:
-        _wait_for_saves()
-    for (owner, name), original in originals.items():
-        setattr(owner, name, original)
-    originals.clear()
+    try:
+        if originals:
+            _wait_for_saves()
+        for gate in list(standing_gates):
+            gate.retire()
+    finally:
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
+        originals.clear()
 
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
@@ -84,6 +106,23 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
         return wrapper(original, self, *args, **kwargs)
 
     setattr(owner, name, wrapped)
+
+
+def _find_partitions(original: Any, init: Any, params: list[Any]) -> Any:
+    """Gather parameters as DeepSpeed does, once the updates in flight are done with them."""
+    for gate in list(standing_gates):
+        gate.before_gather(params)
+    return original(init, params)
+
+
+def _all_gather(original: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
+    """Gather as DeepSpeed does, which synchronises after it: not with an update in flight."""
+    if all(gate.background.update is None for gate in standing_gates):
+        return original(init, *args, **kwargs)
+    from deep_optimizer_states.adapter.own_stream import own_stream_alone
+
+    with own_stream_alone():
+        return original(init, *args, **kwargs)
 
 
 def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -> None:

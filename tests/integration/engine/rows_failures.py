@@ -5,11 +5,13 @@ import functools
 import signal
 import sys
 import threading
+import traceback
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes_left, play, same
@@ -19,10 +21,12 @@ from seams import (
     Background,
     EmulatedDevice,
     StateHomes,
-    gathers,
+    hooks,
     inside,
-    own_stream_alone,
+    install,
+    own_stream,
     read_state,
+    uninstall,
 )
 from signals import interrupt, names_of, once_within, when_within
 
@@ -397,28 +401,114 @@ def synchronisations(_folder):
     """Beside it what stock does: its timer in every step, its gather after it."""
     assert who_waits({}) == set()
     assert {"start", "stop"} <= who_waits({"synchronized": True})
-    with mock.patch.object(gathers, "own_stream_alone", contextlib.nullcontext):
+    with mock.patch.object(own_stream, "own_stream_alone", every_stream):
         assert any("allgather" in name for name in who_waits({}))
-    assert gathers.own_stream_alone is own_stream_alone
+
+
+@contextlib.contextmanager
+def every_stream():
+    yield
 
 
 def who_waits(timer):
     """Return the functions that synchronise the device while an update is in flight."""
-    accelerator, found = type(get_accelerator()), set()
-    with Trial(STRIDE) as trial:
-        engine = trial.open(STAGE_3.changed(config={"timers": {"throughput": timer}}))
-        trial.train(engine, 3)
+    found, engines = set(), []
 
-        def synchronize(self, device_index=None):
-            if engine.optimizer.background.is_running:
-                found.add(sys._getframe(1).f_code.co_name)
+    def synchronize(self, device_index=None):
+        if any(engine.optimizer.background.is_running for engine in engines):
+            ours = (__file__, hooks.__file__, own_stream.__file__)
+            stack = traceback.extract_stack()
+            found.add([frame.name for frame in stack if frame.filename not in ours][-1])
 
-        with (
-            mock.patch.object(accelerator, "synchronize", synchronize),
-            mock.patch.object(partition_parameters, "get_accelerator", Asynchronous),
-            updates_end_when_waited_for(),
-        ):
+    uninstall()
+    # Below what takes the accelerator's place.
+    with mock.patch.object(type(get_accelerator()), "synchronize", synchronize):
+        install()
+        with Trial(STRIDE) as trial:
+            engine = trial.open(STAGE_3.changed(config={"timers": {"throughput": timer}}))
             trial.train(engine, 3)
-            engine.optimizer.background.wait_for_end()
-        trial.end(engine)
+            engines.append(engine)
+            with (
+                mock.patch.object(partition_parameters, "get_accelerator", Asynchronous),
+                updates_end_when_waited_for(),
+            ):
+                trial.train(engine, 3)
+                engine.optimizer.background.wait_for_end()
+            trial.end(engine)
+        uninstall()
+    install()
     return found
+
+
+def functions_of_deepspeed():
+    """Every function, class and property of DeepSpeed's modules and classes, by where it is."""
+    places = {name: module for name, module in sys.modules.items() if is_deepspeeds(name)}
+    for name, module in list(places.items()):
+        classes = {key: one for key, one in vars(module).items() if isinstance(one, type)}
+        own = {key: one for key, one in classes.items() if is_deepspeeds(one.__module__)}
+        places |= {f"{name}.{key}": one for key, one in own.items()}
+    places["the accelerator"] = get_accelerator()
+    return {
+        (place, key): one
+        for place, owner in places.items()
+        for key, one in vars(owner).items()
+        if callable(one) or isinstance(one, (property, classmethod, staticmethod))
+    }
+
+
+def is_deepspeeds(module):
+    return module.partition(".")[0] == "deepspeed"
+
+
+def is_ours(function):
+    """Return whether it is a function of this package, whatever it says to be."""
+    code = getattr(getattr(function, "func", function), "__code__", None)
+    return code is not None and "/deep_optimizer_states/" in code.co_filename
+
+
+def nothing_is_ours():
+    found = functions_of_deepspeed()
+    assert [place for place, one in found.items() if is_ours(one)] == []
+    return found
+
+
+GO_ON = {
+    "stage 3": (NONE_PERSISTENT, STRIDE),
+    "stage 3, updated in backward": (
+        NONE_PERSISTENT.changed(config={"gradient_clipping": 0.0}),
+        {**STRIDE, "step_before_norm": True, "keep_grads_on_device": False},
+    ),
+    "stage 2": (STAGE_2, STRIDE),
+}
+
+
+@ROWS.check("after uninstall nothing is wrapped, and engines go on with the bits of stock")
+def after_uninstall(folder):
+    def act(trial, name, case):
+        engine = trial.open(case)
+        trial.train(engine, 3)
+        if trial.block:
+            engine.save_checkpoint(folder, name)
+        if case.stage == 3:
+            trial.hold(engine)
+        trial.train(engine, 1)
+        if trial.block:
+            if case.stage == 3:
+                trial.let_go(engine)
+            uninstall()
+            after = nothing_is_ours()
+            other = [place for place, one in before.items() if after.get(place) is not one]
+            assert not other, (name, other)
+        trial.train(engine, 2)
+
+    DeepSpeedCPUAdam([torch.nn.Parameter(torch.zeros(1))])  # torch wraps the class's step() once
+    for name, (case, block) in GO_ON.items():
+        uninstall()
+        before = nothing_is_ours()
+        install()
+        try:
+            assert any(map(is_ours, functions_of_deepspeed().values())), name
+            training = functools.partial(act, name=name, case=case)
+            same(play(training, {**block, "checkpoint": "background"}), play(training, None))
+        finally:
+            install()

@@ -2,12 +2,11 @@
 
 # ruff: noqa: F401
 
-from deep_optimizer_states import install
-from deep_optimizer_states.adapter import homes, reshard, steppers
+from deep_optimizer_states import install, uninstall
+from deep_optimizer_states.adapter import homes, hooks, own_stream, reshard, steppers
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.update import UpdatePhase
 from deep_optimizer_states.adapter.zero3 import ahead, gathers
-from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
 from deep_optimizer_states.core import update as gate

@@ -1,22 +1,31 @@
 import signal
+from types import SimpleNamespace
 
 import pytest
-from deepspeed.accelerator import get_accelerator
 from engine_updates import start_thread
 
 from deep_optimizer_states.adapter.hooks import signals_held_back
-from deep_optimizer_states.adapter.own_stream import own_stream_alone
+from deep_optimizer_states.adapter.own_stream import own_stream_alone, synchronize
 
 
-def test_the_whole_device_is_waited_for_again_afterwards(monkeypatch):
-    accelerator = get_accelerator()
-    before = dict(vars(accelerator))
+def test_only_who_says_so_waits_for_its_own_stream_and_only_while_it_does():
+    said = []
+    stream = SimpleNamespace(synchronize=lambda: said.append("stream"))
+    accelerator = SimpleNamespace(current_stream=lambda: stream)
+
+    def wait():
+        synchronize(lambda *given: said.append(given), accelerator, 3)
+
     with own_stream_alone():
-        accelerator.synchronize()  # a CPU has no stream
-        assert vars(accelerator) != before
+        with own_stream_alone():
+            wait()
+        start_thread(wait)()
+        accelerator.current_stream = lambda: None  # a CPU has none
+        wait()
     with pytest.raises(ZeroDivisionError), own_stream_alone():
         1 / 0  # noqa: B018 - it is there to fail
-    assert vars(accelerator) == before
+    wait()
+    assert said == ["stream", (accelerator, 3), (accelerator, 3)]
 
 
 @pytest.mark.own_process

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -77,6 +78,15 @@ assert tensor.eq(3.0).all()
         "",
     ),
 }
+
+
+def test_python_still_says_that_it_is_about_to_join_threads():
+    """Its public signs come too late for a pool's thread that waits for tiles.
+
+    ``threading.main_thread().is_alive()`` is true, and ``atexit`` has not begun, while Python joins
+    the threads of pools.
+    """
+    assert threading._SHUTTING_DOWN is False
 
 
 @pytest.mark.parametrize(("script", "says"), ENDS.values(), ids=ENDS)

@@ -7,14 +7,10 @@ needed when is seen in the first iteration after an update: the order of its gat
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from deepspeed.runtime.zero.partition_parameters import Init
-
-from deep_optimizer_states.adapter.own_stream import own_stream_alone
+from deep_optimizer_states.adapter.hooks import standing_gates
 from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.core.device.base import Device, Wait
@@ -47,7 +43,7 @@ class Gate:
     """Lets a gather of a parameter through once that parameter's own tiles are updated.
 
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
-    engines of this process, below which :meth:`put_up` puts it.
+    engines of this process, which :func:`~deep_optimizer_states.install` lets past it.
     """
 
     def __init__(
@@ -68,12 +64,27 @@ class Gate:
 
     def put_up(self) -> None:
         """Let every gather from now on come past this gate."""
-        _gate_all_gathers()
-        _standing.add(self)
+        standing_gates.add(self)
 
     def take_down(self) -> None:
         """Let every gather through."""
-        _standing.discard(self)
+        standing_gates.discard(self)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether gathers come past it; if not, ``step()`` waits for the whole update."""
+        return self in standing_gates
+
+    def retire(self) -> None:
+        """Let every gather through once the update in flight has ended, however it does.
+
+        Raises:
+            UpdateError: It did not end in time.
+        """
+        self.take_down()
+        update = self.background.update
+        if update is not None and not update.is_open:
+            self.background.wait_for_end()
 
     def before_gather(self, params: Iterable[Any]) -> None:
         """Wait for tiles of ``params``, some of which may belong to other engines."""
@@ -112,33 +123,3 @@ class Gate:
             runs = [self._layout.slices[ds_id] for ds_id in self._uses]
             self._order, self._uses = self._schedule.order_of_use(runs), None
         return self._order
-
-
-_standing: weakref.WeakSet[Gate] = weakref.WeakSet()
-"""Gates that gathers come past."""
-
-
-@functools.cache
-def _gate_all_gathers() -> None:
-    """Put the gates below DeepSpeed's own gathers, where every way to gather comes past.
-
-    A parameter's own method would be too high: one gather may name parameters of several models,
-    and goes through the method of the first.
-    """
-    find, gather = Init._ensure_availability_of_partitioned_params, Init._all_gather
-
-    @functools.wraps(find)
-    def find_after_update(init: Any, params: list[Any]) -> Any:
-        for gate in list(_standing):
-            gate.before_gather(params)
-        return find(init, params)
-
-    @functools.wraps(gather)
-    def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
-        if all(gate.background.update is None for gate in _standing):
-            return gather(init, *args, **kwargs)
-        with own_stream_alone():  # DeepSpeed synchronises after a gather
-            return gather(init, *args, **kwargs)
-
-    Init._ensure_availability_of_partitioned_params = find_after_update
-    Init._all_gather = gather_beside_update

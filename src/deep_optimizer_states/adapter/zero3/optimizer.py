@@ -326,7 +326,8 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         if sub_group_id == 0:
             stand_in_for_step(self.optimizer)
             self._begin_change()
-            order = self._gate.next_order() if self._settings.just_in_time_forward else None
+            is_waited_for_later = self._settings.just_in_time_forward and self._gate.is_up
+            order = self._gate.next_order() if is_waited_for_later else None
             self._update.launch(order, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
