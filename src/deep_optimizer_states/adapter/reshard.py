@@ -1,8 +1,10 @@
-"""Load a ZeRO checkpoint into another number of ranks than saved it.
+"""Load a ZeRO checkpoint into any number of ranks, once all of its files are seen to be one save's.
 
-DeepSpeed's own ``load_checkpoint`` loads. For its length it is given the files that this number of
-ranks would have saved: what it asks for is put together, for this rank alone, from slices of the
-files that there are. So whatever DeepSpeed restores is restored, by its own code.
+DeepSpeed's own ``load_checkpoint`` loads. Before, the ranks look into the files together, and
+refuse together what stock would find out on one rank alone, or never. If another number of ranks
+saved them, DeepSpeed is given the files that this number would have saved: what it asks for is put
+together, for this rank alone, from slices of the files that there are. So whatever DeepSpeed
+restores is restored, by its own code.
 
 [Note: who holds what] A flat tensor of a file holds slices of parameters, one after the other. At
 stage 3 it is a subgroup, and every rank has an equal part of every parameter, the last ones padded.
@@ -16,18 +18,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from deepspeed.checkpoint import constants as keys
+from deepspeed.utils import logger
 from torch import Tensor, distributed as dist
 
+from deep_optimizer_states.adapter.identity import (
+    MOMENTS,
+    NO_MOMENTS,
+    UPDATES,
+    Head,
+    head_of_model,
+    head_of_state,
+    is_archive,
+    read_file,
+    refuse_mixture,
+)
 from deep_optimizer_states.errors import CheckpointError
 
-_MASTER, _MOMENTS = "master weights", ("exp_avg", "exp_avg_sq")
+_MASTER = "master weights"
 _ALIGNED = "param_alignment_paddings"
 """DeepSpeed's key, since 0.19.8, of the padding behind single parameters."""
 _WAY_OUT = "load it on as many ranks as saved it, or convert it with deepspeed's ds_to_universal"
@@ -161,33 +174,37 @@ def put_together(
 def resharding(engine: Any, asked: Mapping[str, Any]) -> Iterator[None]:
     """Let DeepSpeed load, in the block, a checkpoint of any number of ranks; every rank must.
 
-    Where the number is the engine's, nothing is done.
+    Where the number is the engine's, DeepSpeed reads the files itself, once they were looked into.
 
     Args:
         engine: One of ours.
         asked: The arguments of its ``load_checkpoint``, by name.
 
     Raises:
-        CheckpointError: The checkpoint does not fit, or is not whole; on all ranks alike, before
-            anything of the engine is changed.
+        CheckpointError: The checkpoint does not fit, or its files are not all there, whole and of
+            one save; on all ranks alike, before anything of the engine is changed.
     """
     folder, tag = Path(asked["load_dir"]), asked.get("tag")
     if tag is None and (folder / "latest").is_file():
         tag = (folder / "latest").read_text().strip()
+    if tag is None or engine.load_universal_checkpoint():
+        yield
+        return
     has_moments = asked.get("load_optimizer_states", True) and not asked.get("load_module_only")
+    checkpoint = _Checkpoint(engine, asked["load_dir"], tag, bool(has_moments))
+    saved_by = [number for number in _together(checkpoint.look) if number is not None]
     # Without moments, stages 1 and 2 load weights alone, of which every rank has all.
     is_alike = engine.zero_optimization_stage() < 3 and not has_moments
-    if tag is None or is_alike or engine.load_universal_checkpoint():
+    if not saved_by or is_alike:
         yield
         return
-    checkpoint = _Resharded(engine, asked["load_dir"], tag, bool(has_moments))
-    saved_by = [number for number in _together(checkpoint.look) if number is not None]
-    if not saved_by or set(saved_by) == {engine.seq_dp_world_size}:
+    _together(lambda: checkpoint.refuse_others(saved_by))
+    shares = _together(checkpoint.read_share)
+    checkpoint.refuse_mixture(shares)
+    if not checkpoint.is_cut_anew:
         yield
         return
-    _together(lambda: checkpoint.refuse_others(saved_by[0]))
-    heads = _together(checkpoint.read_heads)
-    _together(lambda: checkpoint.settle(heads))
+    _together(lambda: checkpoint.settle(shares))
     reader = engine.checkpoint_engine
     engine._get_all_ckpt_names = checkpoint.of_model_ranks
     reader.load = checkpoint.load
@@ -214,23 +231,25 @@ def _together(act: Callable[[], Any]) -> list[Any]:
     return [found for _, found in of_all]
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """Open a file that ``torch.save`` wrote; tensors are read when they are looked at.
+class _Share(NamedTuple):
+    """What one rank finds in its share of the files.
 
-    Raises:
-        CheckpointError: It is missing or damaged.
+    Attributes:
+        model_rank: The rank's part of the model.
+        heads: Those of all files.
+        layouts: Rank that saved -> elements of its flat tensors, padding included, and the padding
+            behind single parameters; empty where nothing is cut anew.
+        doubt: What may be wrong; empty where nothing is.
     """
-    if not Path(path).is_file():
-        raise CheckpointError(f"{path} is missing: the checkpoint is not whole; load another one")
-    try:
-        is_mapped = zipfile.is_zipfile(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=False, mmap=is_mapped))
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read, load another checkpoint: {error}") from error
+
+    model_rank: int
+    heads: list[Head]
+    layouts: dict[int, tuple[list[int], Any]]
+    doubt: str
 
 
-class _Resharded:
-    """A checkpoint of other ranks, as this rank of this engine would have saved it.
+class _Checkpoint:
+    """A checkpoint, as this rank of this engine would have saved it.
 
     What it raises is a :class:`CheckpointError`.
     """
@@ -245,7 +264,7 @@ class _Resharded:
         self._model_rank = 0 if mpu is None else int(mpu.get_model_parallel_rank())
         self._saved_by = 0
         self._saved_flats: list[dict[str, int]] = []
-        self._heads: dict[int, Any] = {}
+        self._layouts: dict[int, tuple[list[int], Any]] = {}
 
     # Its files.
 
@@ -257,9 +276,12 @@ class _Resharded:
         name = Path(self._engine._get_ckpt_name(self._folder, self._tag, "*", "0"))
         return sorted(map(str, name.parent.glob(name.name)))
 
-    def _optimizer_file(self, rank: int) -> str:
+    def _optimizer_file(self, rank: int, is_bf16: bool | None = None) -> str:
+        is_bf16 = self._engine.bfloat16_enabled() if is_bf16 is None else is_bf16
         place = (self._folder, self._tag, self._model_rank, rank)
-        return str(self._engine._get_rank_zero_ckpt_name(*place, self._engine.bfloat16_enabled()))
+        name = str(self._engine._get_rank_zero_ckpt_name(*place, is_bf16))
+        of_old = f"{name.removesuffix('_optim_states.pt')}optim_states.pt"  # DeepSpeed takes it too
+        return of_old if Path(of_old).is_file() and not Path(name).is_file() else name
 
     # What it holds, and whether that fits.
 
@@ -268,21 +290,43 @@ class _Resharded:
         own = self._model_file(self._rank)
         for path in (own, self._model_file(0)):
             if Path(path).is_file():
-                with contextlib.suppress(CheckpointError, KeyError):  # DeepSpeed says what is wrong
+                # Another format than torch's is DeepSpeed's to read, and a wrong key its to name.
+                errors = (KeyError,) if is_archive(path) else (KeyError, CheckpointError)
+                with contextlib.suppress(*errors):
                     return int(read_file(path)["dp_world_size"])
                 return None
+        if not self._has_moments and self._engine._get_all_ckpt_names(self._folder, self._tag):
+            return None  # DeepSpeed cuts or joins weights of other model parallel sizes
+        size = self._engine.mp_world_size
         for other in sorted(Path(own).parent.glob("*model_states.pt")):
-            stage = read_file(str(other))["ds_config"]["zero_optimization"]["stage"]
+            saved, is_of_stage3 = read_file(str(other)), other.name.startswith("zero_pp_rank_")
+            if is_of_stage3 == self._is_stage3 and saved.get("mp_world_size", size) == size:
+                break
+            config = saved.get("ds_config")  # or the path of one
+            stage = config["zero_optimization"]["stage"] if isinstance(config, dict) else ""
             raise CheckpointError(
-                f"{other} was saved at zero_optimization.stage = {stage}, and this engine has "
+                f"{other} was saved at zero_optimization.stage = "
+                f"{stage or ('3' if is_of_stage3 else '1 or 2')}, and this engine has "
                 f"{self._engine.zero_optimization_stage()} and asks for {Path(own).name}: set the "
                 "same stage and parallel sizes"
             )
+        read_file(self._model_file(0))
         return None
 
-    def refuse_others(self, saved_by: int) -> None:
-        """Refuse what cannot be mapped, and another model, by what differs."""
-        self._saved_by = saved_by
+    @property
+    def is_cut_anew(self) -> bool:
+        """Return whether another number of ranks saved it."""
+        return self._saved_by != self._num_ranks
+
+    def refuse_others(self, saved_by: Sequence[int]) -> None:
+        """Refuse what cannot be cut anew, and another model, by what differs.
+
+        Args:
+            saved_by: What each rank's :meth:`look` found.
+        """
+        self._saved_by = saved_by[0]
+        if not self.is_cut_anew:
+            return
         engine, saved = self._engine, read_file(self._model_file(0))
         size, own = saved.get("mp_world_size"), engine.mp_world_size
         self._refuse_if(size != own, f"model parallel size {size}, here {own}: set the same")
@@ -317,26 +361,94 @@ class _Resharded:
             ranks = f"{self._saved_by} ranks, which {self._num_ranks} are to load"
             raise CheckpointError(f"{self._model_file(0)} of {ranks}, has {what}; or {_WAY_OUT}")
 
-    def read_heads(self) -> tuple[int, dict[int, Any]]:
-        """Read the sizes in this rank's share of the files, so that each is read once for that."""
-        heads = dict[int, Any]()
+    def read_share(self) -> _Share:
+        """Look into this rank's share of the files, so that all together look into each once."""
+        is_bf16 = self._engine.bfloat16_enabled()
+        share = _Share(self._model_rank, [], {}, "")
         for rank in range(self._rank, self._saved_by, self._num_ranks):
-            heads[rank] = self._head_of(rank) if self._has_moments else None
-            if self._is_stage3:
-                read_file(self._model_file(rank))
-        return self._model_rank, heads
+            paths = [self._model_file(rank), self._optimizer_file(rank)][: 1 + self._has_moments]
+            if not self.is_cut_anew and not all(map(is_archive, paths)):
+                continue
+            other = self._optimizer_file(rank, not is_bf16)
+            if not Path(paths[-1]).is_file() and Path(other).is_file():
+                raise CheckpointError(
+                    f"{other} was saved with bf16.enabled = {str(not is_bf16).lower()}, and this "
+                    f"engine has {str(is_bf16).lower()}: set the same"
+                )
+            model, *states = map(read_file, paths)
+            share.heads.append(head_of_model(paths[0], model))
+            for state in states:
+                if self.is_cut_anew:
+                    share.layouts[rank] = self._layout_of(rank, state)
+                share.heads.append(head_of_state(paths[1], state, _adam_states(state)))
+                share = share._replace(doubt=share.doubt or self._doubt(rank, model, state, share))
+        return share
 
-    def _head_of(self, rank: int) -> tuple[list[int], Any]:
+    def _doubt(self, rank: int, model: Any, state: Any, share: _Share) -> str:
+        """Tell that weights and state count different updates; refuse weights of another step.
+
+        A caller may have set the counters, or have loaded them without moments, so that the numbers
+        alone prove nothing. Below stage 3 the weights do.
+        """
+        of_model, of_state = share.heads[-2:]
+        updates = model.get("global_steps", 0) - model.get("skipped_steps", 0)
+        said = of_state.counters[UPDATES]
+        if of_state.identity or said in (str(updates), NO_MOMENTS):
+            return ""
+        told = (
+            f"{of_model.path} counts {updates} updates (global_steps less skipped_steps), and "
+            f"{of_state.path} those of Adam: {said}"
+        )
+        masters, adam = self._flats_and_adam(state[keys.OPTIMIZER_STATE_DICT])
+        if self._is_stage3 or self._engine.has_moe_layers or isinstance(adam, list):
+            return f"{told}. If nobody set the counters, the files are of different saves"
+        flats, weights = _numels(model[keys.PARAM_SHAPES] or []), model["module"] or {}
+        slices = group_slices(flats, rank, *self._layout_of(rank, state)) if flats else []
+        for one in slices:
+            weight = weights.get(one.name, masters[one.flat].new_empty(0)).reshape(-1)
+            part = weight[one.first : one.first + one.numel]
+            master = masters[one.flat].narrow(0, one.start, one.numel).to(weight.dtype)
+            if part.numel() and not torch.equal(part, master):
+                raise CheckpointError(
+                    f"{told}; {one.name} is not the same in both: the files are of different "
+                    "saves; load another checkpoint"
+                )
+        return ""
+
+    def refuse_mixture(self, shares: Sequence[_Share]) -> None:
+        """Refuse files of more than one save; on all ranks alike, since each has all shares.
+
+        Args:
+            shares: Every rank's :meth:`read_share`.
+        """
+        heads = [head for share in shares for head in share.heads]
+        refuse_mixture(heads)
+        doubts = [share.doubt for share in shares if share.doubt]
+        if doubts and dist.get_rank() == 0:
+            logger.warning(f"deep_optimizer_states: {doubts[0]}")
+        states = [head for head in heads if UPDATES in head.counters]
+        if not states or states[0].identity or states[0].counters[UPDATES] != NO_MOMENTS:
+            return
+        counters = heads[0].counters
+        updates = counters.get("global_steps", 0) - counters.get("skipped_steps", 0)
+        # Stock takes it, and so it is taken where stock loads.
+        if self.is_cut_anew and updates:
+            raise CheckpointError(
+                f"{states[0].path} has no moments after {updates} updates: load another "
+                "checkpoint, or weights alone with load_optimizer_states=False"
+            )
+
+    def _layout_of(self, rank: int, content: Mapping[str, Any]) -> tuple[list[int], Any]:
         path = self._optimizer_file(rank)
         at = f"in {Path(path).name}"
         try:
-            saved = read_file(path)[keys.OPTIMIZER_STATE_DICT]
+            saved = content[keys.OPTIMIZER_STATE_DICT]
             flats, adam = self._flats_and_adam(saved)
             self._refuse_if(isinstance(adam, list), f"{at} elastic_checkpoint = true")
             states, num_groups = list(adam["state"].values()), len(adam["param_groups"])
             padding = [0] * len(flats) if self._is_stage3 else saved[keys.GROUP_PADDINGS]
             numels = [flat.numel() + more for flat, more in zip(flats, padding, strict=True)]
-            moments = [[state[key].numel() for state in states] for key in _MOMENTS if states]
+            moments = [[state[key].numel() for state in states] for key in MOMENTS if states]
             counts = saved[keys.PARTITION_COUNT]
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{path} does not hold {error}; {_WAY_OUT}") from error
@@ -355,17 +467,17 @@ class _Resharded:
             return saved[keys.FP32_FLAT_GROUPS], saved[keys.OPTIMIZER_STATE_DICT]
         return saved[keys.SINGLE_PARTITION_OF_FP32_GROUPS], saved[keys.BASE_OPTIMIZER_STATE]
 
-    def settle(self, found: Sequence[tuple[int, dict[int, Any]]]) -> None:
+    def settle(self, shares: Sequence[_Share]) -> None:
         """Settle where each slice of state lies; every element of every parameter must be there.
 
         Args:
-            found: Every rank's :meth:`read_heads`.
+            shares: Every rank's :meth:`read_share`.
         """
-        for model_rank, of_rank in found:
-            self._heads |= of_rank if model_rank == self._model_rank else {}
+        for share in shares:
+            self._layouts |= share.layouts if share.model_rank == self._model_rank else {}
         held = 0
         for rank in range(self._saved_by if self._has_moments else 0):
-            numels, expected = self._heads[rank][0], self._heads[0][0]
+            numels, expected = self._layouts[rank][0], self._layouts[0][0]
             if self._is_stage3:
                 _, expected = even_slices(self._saved_flats, rank, self._saved_by)
             text = f"flat tensors of {numels} elements on rank {rank}, not {expected}"
@@ -378,7 +490,7 @@ class _Resharded:
     def _slices_of(self, rank: int) -> list[Slice]:
         if self._is_stage3:
             return even_slices(self._saved_flats, rank, self._saved_by)[0]
-        return group_slices(self._saved_flats, rank, *self._heads[rank])
+        return group_slices(self._saved_flats, rank, *self._layouts[rank])
 
     # What DeepSpeed asks for.
 
@@ -422,10 +534,10 @@ class _Resharded:
             states = [adam["state"][idx] for idx in sorted(adam["state"])]
             if not rest:
                 first = states[0] if states else {}
-                counters = {key: it for key, it in first.items() if key not in _MOMENTS}
+                counters = {key: it for key, it in first.items() if key not in MOMENTS}
                 other = {key: it for key, it in saved.items() if not (it is masters or it is adam)}
                 rest.extend(copy.deepcopy((other, counters, adam["param_groups"])))
-            moments = {key: [state[key] for state in states] for key in _MOMENTS if states}
+            moments = {key: [state[key] for state in states] for key in MOMENTS if states}
             return {_MASTER: masters, **moments}
 
         held = map(self._slices_of, range(self._saved_by))
@@ -443,6 +555,13 @@ class _Resharded:
             return {**other, keys.FP32_FLAT_GROUPS: masters, keys.OPTIMIZER_STATE_DICT: adam}
         own = {keys.SINGLE_PARTITION_OF_FP32_GROUPS: masters, keys.BASE_OPTIMIZER_STATE: adam}
         return {**other, **own, keys.GROUP_PADDINGS: zero.groups_padding, _ALIGNED: aligned}
+
+
+def _adam_states(content: Mapping[str, Any]) -> list[Any]:
+    """Return Adam's state of each flat tensor, whatever the stage."""
+    saved = content.get(keys.OPTIMIZER_STATE_DICT) or {}
+    adam = saved.get(keys.BASE_OPTIMIZER_STATE, saved.get(keys.OPTIMIZER_STATE_DICT, {}))
+    return adam if isinstance(adam, list) else [*adam.get("state", {}).values()]
 
 
 def _numels(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, int]]:

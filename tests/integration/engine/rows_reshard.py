@@ -15,7 +15,7 @@ from models import Adapted
 from rows import Rows
 from rows_checkpoints import TAG, UNIVERSAL, convert, shared_folder
 from rows_table import FP16, WARMUP, two_groups
-from seams import reshard
+from seams import reshard, stamped
 
 ROWS = Rows()
 run = ROWS.run
@@ -177,13 +177,27 @@ def load_parts(_folder, stage, saved_by, **options):
 # What is refused.
 
 
-def without_file(folder):
-    (folder / OPTIMIZER).unlink()
+def without(name):
+    return lambda folder: (folder / name).unlink()
 
 
-def cut_off(folder):
-    path = folder / OPTIMIZER
-    path.write_bytes(path.read_bytes()[:-2000])
+def cut_off(name, numel=-2000):
+    def cut(folder):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:numel])
+
+    return cut
+
+
+def of_two_saves(name, tag=TAG):
+    """All files have an identity, and one of them another."""
+
+    def stamp(folder):
+        for path in folder.glob("*_states.pt"):
+            it = {"id": "b" if path.name == name else "a", "tag": tag, "step": BEFORE}
+            torch.save(stamped(torch.load(path, weights_only=False), it), path)
+
+    return stamp
 
 
 def changed(name, change):
@@ -206,13 +220,48 @@ def with_fewer_elements(saved):
     state |= {key: state[key][:-1] for key in ("exp_avg", "exp_avg_sq")}
 
 
-MODEL = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+MODEL, OTHER_MODEL = [f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in (0, 1)]
+FLAT_MODEL = "mp_rank_00_model_states.pt"
 OPTIMIZER = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
 STATE = "optimizer_state_dict"
 OTHER_SHAPE, OTHER_NAME = {"layers.0.weight": (3, 4)}, {"head": (3,)}
+
+
+def later(saved):
+    """What two more updates count."""
+    if STATE not in saved:
+        saved["global_steps"] += 2
+        return
+    inner = saved[STATE]
+    for state in inner.get(STATE, inner.get("base_optimizer_state"))["state"].values():
+        state["step"] += 2
+
+
+def with_other_weights(saved):
+    later(saved)
+    next(iter(saved["module"].values())).add_(1)
+
+
+def without_moments(saved):
+    saved[STATE][STATE]["state"] = {}
+
+
+NOT_WHOLE = "the checkpoint is not whole; load another one"
+NOT_ONE = (
+    (without(OPTIMIZER), f"{OPTIMIZER} is missing: {NOT_WHOLE}"),
+    (without(MODEL), f"{MODEL} is missing: {NOT_WHOLE}"),
+    (without(OTHER_MODEL), f"{OTHER_MODEL} is missing: {NOT_WHOLE}"),
+    (cut_off(OPTIMIZER), f"{OPTIMIZER} cannot be read, for it is cut off: {NOT_WHOLE}"),
+    (cut_off(MODEL), f"{MODEL} cannot be read, for it is cut off: {NOT_WHOLE}"),
+    (cut_off(OTHER_MODEL, 0), f"{OTHER_MODEL} cannot be read, for it is cut off: {NOT_WHOLE}"),
+    (changed(OPTIMIZER, later), f"{OPTIMIZER} has updates of Adam = 5, and "),
+    (changed(OTHER_MODEL, later), f"{OTHER_MODEL} has global_steps = 5, and "),
+    (changed(OPTIMIZER, without_moments), f"{OPTIMIZER} has updates of Adam = none"),
+    (of_two_saves(OPTIMIZER), f"{OPTIMIZER} is of save b (step 3, tag 'saved'), and "),
+)
+"""What is done to a folder, and what is said of it, by any number of ranks."""
 REFUSED = (
-    (without_file, "rank_1_mp_rank_00_optim_states.pt is missing"),
-    (cut_off, "rank_1_mp_rank_00_optim_states.pt cannot be read"),
+    *NOT_ONE,
     (changed(MODEL, lambda it: it.pop("param_shapes")), "no param_shapes"),
     (changed(MODEL, lambda it: it.update(mp_world_size=2)), "model parallel size 2, here 1"),
     (changed(MODEL, lambda it: it.update(module=None)), "a PipelineModule"),
@@ -232,32 +281,107 @@ REFUSED = (
     (changed(OPTIMIZER, with_fewer_elements), "flat tensors of"),
     (changed(OPTIMIZER, lambda it: it[STATE].update(partition_count=7)), "partition_count = 7"),
 )
-"""What is done to a folder, and what is said of it."""
+"""The same, by another number of ranks than saved it."""
+
+
+@contextlib.contextmanager
+def harmed(name, saved_by, *harms):
+    """The folder of a copy of a checkpoint, to which something was done."""
+    folder = shared_folder() / "harmed"
+    if RANK == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # of a row that failed
+        shutil.copytree(folder_of(name, saved_by) / TAG, folder / TAG)
+        for harm in harms:
+            harm(folder / TAG)
+    torch.distributed.barrier()
+    yield folder
+    torch.distributed.barrier()
+    if RANK == 0:
+        shutil.rmtree(folder)
+    torch.distributed.barrier()
 
 
 def refuse(_folder, saved_by):
     """All ranks refuse alike, and go on as if they had not been asked."""
-    saved, folder = folder_of("stage 3, bf16", saved_by) / TAG, shared_folder() / "harmed"
-    trials = []
+    name, trials = "stage 3, bf16", []
     for is_asked in (True, False):
         with Trial(STRIDE) as trial:
-            engine = trial.open(CASES["stage 3, bf16"])
+            engine = trial.open(CASES[name])
             trial.train(engine, 2)
-            for number, (harm, says) in enumerate(REFUSED if is_asked else ()):
-                tag = f"harmed{number}"
-                if RANK == 0:
-                    shutil.copytree(saved, folder / tag)
-                    harm(folder / tag)
-                torch.distributed.barrier()
-                told = answer(functools.partial(engine.load_checkpoint, folder, tag))
-                assert told.startswith("CheckpointError"), (tag, told)
+            refused = NOT_ONE if saved_by == NUM_RANKS else REFUSED
+            for harm, says in refused if is_asked else ():
+                with harmed(name, saved_by, harm) as folder:
+                    told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+                assert told.startswith("CheckpointError"), (says, told)
                 assert says in told, told
-                torch.distributed.barrier()
-                if RANK == 0:
-                    shutil.rmtree(folder / tag)
             trial.train(engine, 2)
         trials.append(trial)
     assert not (found := differences(*trials)), found
+
+
+def refuse_weights_of_another_step(_folder, saved_by):
+    """Counters that somebody has set are no reason, but for weights that are not the state's."""
+    name = "stage 2, bf16"
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES[name])
+        with harmed(name, saved_by, changed(FLAT_MODEL, with_other_weights)) as folder:
+            told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+        assert told.startswith("CheckpointError"), told
+        assert f"{FLAT_MODEL} counts 5 updates" in told, told
+        with harmed(name, saved_by, changed(FLAT_MODEL, later)) as folder:
+            assert engine.load_checkpoint(folder, TAG)[0] is not None
+        assert engine.global_steps == BEFORE + 2
+        trial.train(engine, 2)
+        assert trial.is_finite
+
+
+def doubt_counters(_folder, saved_by):
+    """At stage 3 the weights are in no file of counters, which somebody may have set."""
+    name, harms = "stage 3, bf16", [changed(MODEL, later), changed(OTHER_MODEL, later)]
+    with Trial(STRIDE) as trial, mock.patch.object(reshard.logger, "warning") as warning:
+        engine = trial.open(CASES[name])
+        with harmed(name, saved_by, *harms) as folder:
+            warning.reset_mock()
+            assert engine.load_checkpoint(folder, TAG)[0] is not None
+        told = [str(call) for call in warning.call_args_list if "updates" in str(call)]
+        assert len(told) == (RANK == 0), told
+        assert all("counts 5 updates" in it and "those of Adam: 3" in it for it in told), told
+        trial.train(engine, 2)
+        assert trial.is_finite
+
+
+def refuse_no_moments(_folder, saved_by):
+    """Where stock loads it makes new ones, and so it may; nobody else makes them up."""
+    name = "stage 3, bf16"
+    names = [OPTIMIZER, OPTIMIZER.replace("rank_1", "rank_0")]
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES[name])
+        with harmed(name, saved_by, *(changed(it, without_moments) for it in names)) as folder:
+            told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+    if saved_by == NUM_RANKS:
+        assert told.startswith("no error"), told
+    else:
+        assert told.startswith("CheckpointError"), told
+        assert "has no moments after 3 updates" in told, told
+
+
+def refuse_another_type(_folder, saved_by):
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES["stage 2, fp16"])
+        folder = folder_of("stage 2, bf16", saved_by)
+        told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+    assert told.startswith("CheckpointError"), told
+    assert "was saved with bf16.enabled = true, and this engine has false" in told, told
+
+
+def load_a_mixture(_folder, saved_by):
+    """Negative control: files are not compared, and one of another step goes unseen."""
+    name = "stage 3, bf16"
+    with Trial(STRIDE) as trial, mock.patch.object(reshard, "refuse_mixture"):
+        engine = trial.open(CASES[name])
+        with harmed(name, saved_by, changed(OPTIMIZER, later)) as folder:
+            told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
+    assert told.startswith("no error"), told
 
 
 def refuse_another_stage(_folder, saved_by):
@@ -280,17 +404,10 @@ def as_elastic(saved):
 
 
 def refuse_elastic(_folder, saved_by):
-    folder = shared_folder() / "elastic"
-    if RANK == 0:
-        shutil.copytree(folder_of("stage 2, bf16", saved_by) / TAG, folder / TAG)
-        changed(OPTIMIZER, as_elastic)(folder / TAG)
-    torch.distributed.barrier()
-    with Trial(STRIDE) as trial:
-        engine = trial.open(CASES["stage 2, bf16"])
+    name = "stage 2, bf16"
+    with Trial(STRIDE) as trial, harmed(name, saved_by, changed(OPTIMIZER, as_elastic)) as folder:
+        engine = trial.open(CASES[name])
         told = answer(functools.partial(engine.load_checkpoint, folder, TAG))
-    torch.distributed.barrier()
-    if RANK == 0:
-        shutil.rmtree(folder)
     assert told.startswith("CheckpointError"), told
     assert f"in {OPTIMIZER} elastic_checkpoint = true" in told, told
 
@@ -327,6 +444,14 @@ for stage in (2, 3):
         ROWS.check(f"load at stage {stage} with {option} of 2", **given)(load_parts)
     given = {"name": f"stage {stage}, bf16", "saved_by": 2, "control": off_by_one}
     ROWS.check(f"load wrongly at stage {stage} of 2", **given)(load_wrongly)
-ROWS.check("load nothing that does not fit, of 2", 3, saved_by=2)(refuse)
+ROWS.check("load nothing that does not fit, of 2", 2, 3, saved_by=2)(refuse)
+for what, act in (
+    ("of another step at stage 2", refuse_weights_of_another_step),
+    ("without moments", refuse_no_moments),
+    ("of another type", refuse_another_type),
+):
+    ROWS.check(f"load nothing {what}, of 2", 1, 2, saved_by=2)(act)
+ROWS.check("load other counters, of 2", 1, 2, saved_by=2)(doubt_counters)
+ROWS.check("load a mixture, of 2", 1, 2, saved_by=2)(load_a_mixture)
 ROWS.check("load no other stage, of 2", saved_by=2)(refuse_another_stage)
 ROWS.check("load nothing elastic, of 2", saved_by=2)(refuse_elastic)

@@ -5,6 +5,7 @@
 from deep_optimizer_states import install, uninstall
 from deep_optimizer_states.adapter import homes, hooks, own_stream, reshard, steppers
 from deep_optimizer_states.adapter.homes import StateHomes
+from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.update import UpdatePhase
 from deep_optimizer_states.adapter.zero3 import ahead, gathers
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes

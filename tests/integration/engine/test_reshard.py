@@ -8,7 +8,8 @@ SOME = (
     "^load (stage 3, bf16|stage 2, frozen parts|stage 3, fp16, two groups"
     "|stage 2, round robin, two groups|nothing that does not fit,)"
 )
-FEW = {(2, 1): EVERY, (2, 3): SOME}
+WHOLE_ALONE = "^load (nothing|a mixture|other counters)"
+FEW = {(2, 1): EVERY, (2, 3): SOME, (2, 2): WHOLE_ALONE}
 """What is loaded in `make test`."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

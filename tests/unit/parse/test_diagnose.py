@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from programs import parse_logs as main
 
-from parse.diagnose import diagnose, known
+from parse.diagnose import diagnose
+from parse.illnesses import known
 from parse.records import LogError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,10 +38,21 @@ def test_every_log_is_expected_something_of():
     assert len(sick) >= 30
 
 
-def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
-    seen = set().union(*EXPECTED.values())
-    assert known().keys() == seen
-    assert all(kind.remedy.endswith(".") for kind in known().values())
+PREFIXES = (
+    "node-1: ",
+    "[rank0]: ",
+    "0: ",
+    "2026-01-01T10:00:00.123Z gpu12.cluster: ",
+    "10.0.0.7: ",
+)
+
+
+@pytest.mark.parametrize(("at", "name"), [*enumerate(EXPECTED)], ids=EXPECTED)
+def test_a_prefix_before_every_line_changes_nothing(tmp_path, at, name):
+    path = tmp_path / "run.log"
+    lines = (LOGS / f"{name}.log").read_text().splitlines()
+    path.write_text("".join(f"{PREFIXES[at % len(PREFIXES)]}{line}\n" for line in lines))
+    assert names(path) == EXPECTED[name]
 
 
 def test_evidence_is_of_the_line_it_names():
@@ -182,6 +194,64 @@ def test_losses_are_judged(tmp_path, losses, illnesses):
     path = tmp_path / "run.log"
     path.write_text(plain(losses))
     assert names(path) == illnesses
+
+
+def hugging_face(*pairs):
+    """Lines of a run whose loss falls and whose norm is about 1, and then of pairs of the two."""
+    good = [(round(2 - 0.013 * at, 4), 1 + 0.01 * at) for at in range(18)]
+    return "".join(
+        f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 1e-05, 'epoch': {at / 10}}}\n"
+        for at, (loss, norm) in enumerate([*good, *pairs])
+    )
+
+
+OVERFLOWED = (
+    "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768\n"
+)
+OF_NORMS = {
+    "to the end, loss 0": (hugging_face(*[(0.0, "nan")] * 8), {"norm-nan"}),
+    "to the end, frozen loss": (hugging_face(*[(1.7654, "nan")] * 8), {"norm-nan"}),
+    "to the end": (hugging_face((1.7, "nan"), (1.8, "nan"), (1.6, "nan")), {"norm-nan"}),
+    "twice": (hugging_face((1.7, "nan"), (1.71, "nan")), {"norm-nan"}),
+    "twice in fp16": ("fp16=True\n" + hugging_face((1.7, "nan"), (1.71, "nan")), set()),
+    "once, loss 0": (hugging_face((0.0, "nan")), {"norm-nan"}),
+    "once in fp16, loss 0": ("fp16=True\n" + hugging_face((0.0, "nan")), {"norm-nan"}),
+    "once after a spike": (hugging_face((7.5, 250.0), (7.1, "nan")), {"norm-nan"}),
+    "once": (hugging_face((1.7, "nan")), set()),
+    "infinite once": (hugging_face((1.7, "inf")), set()),
+    "skipped": (hugging_face() + OVERFLOWED + "{'loss': 0.0, 'grad_norm': nan}\n", set()),
+    "once in the middle": (hugging_face((1.7, "nan"), (1.69, 1.0), (1.68, 1.0)), set()),
+    "none, frozen loss": (hugging_face(*[(1.7654, 1.0)] * 9), {"loss-frozen"}),
+    "none, a loss that stays at a round figure": (hugging_face(*[(0.9, 1.0)] * 13), set()),
+    "as tensors": (hugging_face((0.0, "tensor(nan, device='cuda:0')")), {"norm-nan"}),
+    "as JSON": ('{"step": 1, "loss": 2.1, "grad_norm": 1.0}\n'
+                '{"step": 2, "loss": 0.0, "grad_norm": NaN}\n', {"norm-nan"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "illnesses"), OF_NORMS.values(), ids=OF_NORMS)
+def test_norms_that_are_not_finite_are_judged(tmp_path, text, illnesses):
+    path = tmp_path / "run.log"
+    path.write_text(text)
+    assert names(path) == illnesses
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "-nan", "-nan(ind)", "nan.0", "inf", "-inf",
+                                   "Infinity", "1.#QNAN", "-1.#IND", "tensor(nan)"])  # fmt: skip
+def test_every_wording_of_a_loss_that_is_not_finite(tmp_path, value):
+    path = tmp_path / "run.log"
+    for line in ("step 41 loss: {}", "{{'loss': {}, 'epoch': 1.0}}", '{{"loss": {}, "step": 41}}'):
+        path.write_text(plain(FALLING) + line.format(value) + "\n")
+        assert names(path) == {"loss-nan"}, line
+
+
+def test_what_makes_a_run_worthless_comes_before_what_makes_it_slow(tmp_path):
+    path = tmp_path / "run.log"
+    timers = "time (ms) | fwd: 1.00 | bwd: 1.00 | step: 9.00\n"
+    still = "".join(f"step {at} loss: 2.1234567\n" for at in range(9))
+    path.write_text("[INFO] Reduce bucket size 1000000000\n" + timers * 9 + still)
+    order = [illness.name for illness in diagnose(path).illnesses]
+    assert order == ["loss-frozen", "buckets-1e9", "step-over-half"]
 
 
 def test_the_same_step_of_several_ranks_counts_once(tmp_path):

@@ -1,0 +1,89 @@
+"""What can ail a run: the rows of ``illnesses.toml``, and how a line is quoted as evidence."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from configs.files import printable
+from parse.log import Line
+
+_EVIDENCE_CHARACTERS = 240
+
+
+class Illness(NamedTuple):
+    """Something that is wrong with a run."""
+
+    name: str
+    line: int
+    """Line of the log that shows it first, from 1."""
+    evidence: str
+    """The log's own words or figures."""
+
+    @property
+    def kind(self) -> Kind:
+        """Return its row of ``illnesses.toml``."""
+        return known()[self.name]
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do about it."""
+        return self.kind.remedy
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of ``illnesses.toml``."""
+
+    remedy: str
+    signs: list[str] = field(default_factory=list)
+    """A line that matches one of these patterns shows the illness."""
+    words: list[str] = field(default_factory=list)
+    """Every such line has one of these."""
+    within: str = ""
+    """What the traceback that such a line ends must have passed through: a file or a function."""
+    fewest: int = 1
+    """Lines that it takes."""
+    exit_codes: list[int] = field(default_factory=list)
+    """A process that ends with one of these, and printed no error, had it; signals are negative."""
+    ends_run: bool = False
+    """True where a run does not go on after it; of a run that did, it is not told."""
+    follows: Literal["", "later", "always"] = ""
+    """Whether it may come of another error, which then is told alone: of any in the log, or of one
+    that came before."""
+    frames: str = ""
+    """Functions of a traceback of the device's allocator that tell what was allocated."""
+    any_frame: bool = False
+    """True where any frame tells, not the innermost of those that are known."""
+    tier: int = 0
+    """Illnesses are told by tier, then by line: 0, the run failed or is worth nothing; 1, its
+    results are in doubt; 2, it is slower or trains worse than it could."""
+
+    @functools.cached_property
+    def any_sign(self) -> re.Pattern[str]:
+        """All signs in one pattern."""
+        return re.compile("|".join(f"(?:{sign})" for sign in self.signs))
+
+
+@functools.cache
+def known() -> dict[str, Kind]:
+    """Return every illness by its name."""
+    text = Path(__file__).with_name("illnesses.toml").read_text(encoding="utf-8")
+    return {name: Kind(**row) for name, row in tomllib.loads(text).items()}
+
+
+def quoted(text: str, end: int = 0, source: str = "") -> str:
+    """Quote a line as evidence; of a long one, the part that ends at ``end``, or its begin."""
+    text, end = source + text, max(len(source) + end, _EVIDENCE_CHARACTERS)
+    before, after = "..." * (end > _EVIDENCE_CHARACTERS), "..." * (end < len(text))
+    part = printable(" ".join(text[end - _EVIDENCE_CHARACTERS : end].split()))
+    return f"{before}{part}{after}"
+
+
+def quoted_line(line: Line, sign: re.Match[str] | None = None) -> str:
+    """Quote a line with the host or the rank that printed it."""
+    return quoted(line.text, sign.end() if sign else 0, line.source)
