@@ -23,8 +23,11 @@ _HOST, _DEVICE, _STOPPED, _AT_EXIT = (
 )  # fmt: skip
 
 _TRACEBACK = re.compile(r"(\[\w*\d\]: ?)?\W{0,80}Traceback \(most recent call last\)")
-_IGNORED = ("Exception ignored ", "Error in atexit._run_exitfuncs")
-"""What Python says before the traceback of an error that ends nothing."""
+_HARMLESS = ("Exception ignored ", "Error in atexit._run_exitfuncs", "--- Logging error ---")
+_OF_THREAD = "Exception in thread "
+"""What Python says before the traceback of an error that ends nothing, or a thread alone."""
+_MESSAGE_LINES = 3
+"""So many lines behind an error still belong to its message."""
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\w+)|^\W*(\S+\.py):\d+ in (\w+)')
 _ERROR = re.compile(
     r"^ ?((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Failure|Expired|Iteration)"
@@ -51,7 +54,8 @@ _SIGNAL_WORDS = {
 }
 _WORDS = "|".join(_SIGNAL_WORDS)
 _EXIT = re.compile(
-    r"(?:exits with return code = |\bexitcode\s*[:=] ?|[Ee]xited with exit code )(?P<code>-?\d+)\b"
+    r"(?:exits with return code = |\bexitcode\s*[:=] ?|[Ee]xited with exit code |"
+    r"terminated with code )(?P<code>-?\d+)\b"
     r"|(?:exit status|(?i:exit code):?|exited with (?:code|status)) (?P<status>\d+)\b"
     r"|(?:died with <Signals\.\w+: |exited on signal |terminated by signal )(?P<signal>\d+)\b"
     r"|\bSignal (?P<torchrun>\d+) \(SIG\w+\) received by PID"
@@ -76,6 +80,8 @@ class _Shown(NamedTuple):
     steps: int
     """How many steps there were at that line."""
     evidence: str
+    is_error: bool = False
+    """True where the line is the error that a traceback ends with."""
 
 
 @dataclass
@@ -84,9 +90,16 @@ class _Traceback:
 
     frames: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=80))
     """File and function of each, inwards."""
+    announced_by: str = ""
+    """What Python said before it; empty for one that ends its process."""
     is_open: bool = True
     """True until the error that it ends with."""
-    is_ignored: bool = False
+    ended_at: int = -_MESSAGE_LINES
+    """Line of that error."""
+
+    def ends_at(self, line: int) -> bool:
+        """Return whether a line is of the error that it ends with."""
+        return self.is_open or line - self.ended_at <= _MESSAGE_LINES
 
     def passes(self, pattern: str) -> bool:
         """Return whether a file or a function of it matches."""
@@ -101,11 +114,12 @@ class Failures:
         self._memory: list[tuple[str, _Shown]] = []
         """What the device's allocator had no room for, by name."""
         self._exits: list[tuple[int, _Shown]] = []
-        self._of_launcher: list[_Shown] = []
+        self._weak: list[_Shown] = []
+        """Errors of a launcher or a thread, which tell nothing where there is another one."""
         self._tracebacks: dict[str, _Traceback] = {}
         """The last of each host and rank, since those of several mix."""
-        self._ignored: set[str] = set()
-        """Ranks whose next traceback is of an error that ends nothing."""
+        self._announced: dict[str, str] = {}
+        """What Python said of the traceback that a rank prints next."""
         self._kinds = {name: kind for name, kind in known().items() if kind.signs}
         words = {word for kind in self._kinds.values() for word in kind.words}
         self._any_word = re.compile("|".join(map(re.escape, sorted(words))))
@@ -135,13 +149,12 @@ class Failures:
     def _take_traceback(self, line: Line) -> _Traceback | None:
         """Follow the tracebacks; return the one that the line's rank printed last."""
         text, source = line.text, line.source
-        if text.startswith(_IGNORED):
-            self._ignored.add(source)
+        if text.startswith((*_HARMLESS, _OF_THREAD)):
+            self._announced[source] = text
         elif begin := _TRACEBACK.search(text):
             source = source or begin[1] or ""  # it may stand behind a progress bar
-            new = _Traceback(is_ignored=source in self._ignored)
+            new = _Traceback(announced_by=self._announced.pop(source, ""))
             self._tracebacks[source] = new
-            self._ignored.discard(source)
         elif ".py" in text and " in " in text and (frame := _FRAME.search(text)):
             if len(self._tracebacks) > 64:
                 self._tracebacks.clear()
@@ -159,7 +172,9 @@ class Failures:
             evidence = quoted_line(line, sign)
             if name == _HOST:
                 evidence += f" ({self._doing(steps)})"
-            self._shown.setdefault(name, []).append(_Shown(line.number, steps, evidence))
+            is_error = traceback is not None and traceback.ends_at(line.number)
+            shown = _Shown(line.number, steps, evidence, is_error)
+            self._shown.setdefault(name, []).append(shown)
             is_any = True
         return is_any
 
@@ -168,13 +183,13 @@ class Failures:
         error = _ERROR.match(line.text.rstrip())
         if not error:
             return
-        traceback.is_open = False
-        if is_sign or traceback.is_ignored:
+        traceback.is_open, traceback.ended_at = False, line.number
+        if is_sign or traceback.announced_by.startswith(_HARMLESS):
             return
         message = f"{error[1]}: {error[2]}" if error[2] else error[1]
         shown = _Shown(line.number, steps, quoted(message, source=line.source))
-        if _OF_LAUNCHER.search(error[1]):
-            self._of_launcher.append(shown)
+        if _OF_LAUNCHER.search(error[1]) or traceback.announced_by:
+            self._weak.append(shown)
         else:
             self._shown.setdefault(UNKNOWN, []).append(shown)
 
@@ -219,6 +234,8 @@ class Failures:
         found = {}
         for name, every in self._shown.items():
             shown = _not_survived(every, steps, known()[name])
+            if (backed_by := known()[name].backed_by) and not self.has(backed_by):
+                shown = [one for one in shown if one.is_error]
             if len(shown) >= known()[name].fewest:
                 found[name] = _first(name, shown)
         memory = [pair for pair in self._memory if steps - pair[1].steps < GOES_ON_STEPS]
@@ -228,6 +245,8 @@ class Failures:
             name = votes.most_common(1)[0][0] if votes else _DEVICE
             first = next(shown for one, shown in memory if one == name)
             found[name] = _first(name, [first] * len(memory))
+        if self._trained_at == steps:  # ranks that end one after the other lose each other
+            found = {name: one for name, one in found.items() if one.kind.follows != "always"}
         told = _causes(found)
         end = self._end(steps)
         ended = [illness for illness in told if illness.kind.ends_run]
@@ -238,9 +257,11 @@ class Failures:
     def _end(self, steps: int) -> Illness | None:
         """Judge the run by the first code that a process ended with; its own, not a launcher's."""
         exits = [pair for pair in self._exits if steps - pair[1].steps < GOES_ON_STEPS]
+        has_trained = self._trained_at == steps
         own = [pair for pair in exits if pair[0] not in known()[_STOPPED].exit_codes]
         if not exits:
-            return _first(UNKNOWN, self._of_launcher) if self._of_launcher else None
+            is_weak = self._weak and steps - self._weak[0].steps < GOES_ON_STEPS
+            return _first(UNKNOWN, self._weak) if is_weak and not has_trained else None
         code, shown = (own or exits)[0]
         name = next((n for n, kind in known().items() if code in kind.exit_codes), UNKNOWN)
         evidence = shown.evidence
@@ -251,7 +272,7 @@ class Failures:
             )
         elif name == _HOST:
             evidence += f" ({self._doing(shown.steps)})"
-        elif code in (-signal.SIGABRT, -signal.SIGSEGV) and self._trained_at == steps:
+        elif code in (-signal.SIGABRT, -signal.SIGSEGV) and has_trained:
             name, evidence = _AT_EXIT, f"{evidence}, after training had ended"
         return Illness(name, shown.line, evidence)
 

@@ -46,6 +46,8 @@ class Kind:
     """Every such line has one of these."""
     within: str = ""
     """What the traceback that such a line ends must have passed through: a file or a function."""
+    backed_by: str = ""
+    """The illness that must be shown as well, where a line is not the error of a traceback."""
     fewest: int = 1
     """Lines that it takes."""
     exit_codes: list[int] = field(default_factory=list)

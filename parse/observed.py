@@ -19,6 +19,8 @@ from parse.steps import Step, read_step
 
 _BLOCK = re.compile(r'^\s*"(\w+)": \{\s*$')
 _DEVICE = re.compile(r'^\s*"device": "(\w+)"')
+_SILENT_LINES = 100
+"""A rank that told of no step while others told of so many does so no more."""
 _BUILT = re.compile(
     r"(?:-MF|--dependency-output) (\S+)\.o\.d .*-DTORCH_EXTENSION_NAME=(\w+?)(?:_v(\d+))?(?=\s)"
 )
@@ -98,7 +100,9 @@ class Observed:
         self.failures = Failures()
         self.log = Log(Path())
         self._of_log = RunFacts(self.log)
-        self._position = self._block = ""
+        self._position = self._block = self._voice = ""
+        self._since_voice = 0
+        """Lines of steps of other ranks since the one that is listened to."""
         self._highest_rate = -1.0
         self._phases: dict[str, float] = {}
         self._built: dict[tuple[str, str], _Build] = {}
@@ -129,14 +133,24 @@ class Observed:
                 self.failures.take(line, self.progress)
                 if TIMERS_MARK in line.text and not line.cut:
                     self._take_timers(line)
-            # A progress bar is drawn again, and several ranks print the same step.
-            elif not (step.position and step.position == self._position):
+            elif self._is_new(line, step):
                 self._position = step.position
                 self._take_step(step)
         self.overflows.finish()
         self._of_log.finish()
         if self.log.world_size:
             self.facts.setdefault("world", Fact(str(self.log.world_size), 0, ""))
+
+    def _is_new(self, line: Line, step: Step) -> bool:
+        """Return whether it is no step that is known: bars are drawn again, and ranks say the same.
+
+        Of another rank than the first that told of steps, only a loss that is not finite is new.
+        """
+        if not self.num_steps or line.source == self._voice or self._since_voice >= _SILENT_LINES:
+            self._voice, self._since_voice = line.source, 0
+            return not (step.position and step.position == self._position)
+        self._since_voice += 1
+        return step.loss is not None and not math.isfinite(step.loss)
 
     def _take_step(self, step: Step) -> None:
         self.software.add(step.framework)

@@ -90,11 +90,13 @@ def _step_of_pairs(line: Line) -> Step | None:
     if "loss" not in found:
         return None
     rate = found.get("learning_rate") or found.get("lr")
+    # The loss of a policy that is rewarded is near 0 by its making, and says nothing.
+    says_nothing = "'reward'" in line.text or '"reward"' in line.text
     return Step(
         line.number,
         "LLaMA-Factory" if "current_steps" in found else "Hugging Face Trainer",
         found.get("current_steps") or found.get("step", ""),
-        _figure(found["loss"]),
+        None if says_nothing else _figure(found["loss"]),
         _digits(found["loss"]),
         _figure(found["grad_norm"]) if "grad_norm" in found else None,
         _figure(rate) if rate else None,

@@ -254,6 +254,25 @@ def test_what_makes_a_run_worthless_comes_before_what_makes_it_slow(tmp_path):
     assert order == ["loss-frozen", "buckets-1e9", "step-over-half"]
 
 
+def test_of_several_ranks_one_tells_of_the_steps_and_each_of_a_loss_that_is_nan(tmp_path):
+    path = tmp_path / "run.log"
+    of_ranks = [[f"{rank}: step {at} loss: {1.9 - 0.01 * at + rank:.4f}\n" for at in range(20)]
+                for rank in (0, 1)]  # fmt: skip
+    path.write_text("".join(of_ranks[0] + of_ranks[1]))
+    found = diagnose(path)
+    assert (found.num_steps, found.illnesses) == (20, [])
+    path.write_text("".join(of_ranks[0]) + "1: step 7 loss: nan\n")
+    assert names(path) == {"loss-nan"}
+    path.write_text("".join(of_ranks[0]) + "".join(f"2: {line}" for line in of_ranks[1] * 7))
+    assert diagnose(path).num_steps > 20  # the first rank has gone
+
+
+def test_the_loss_of_a_rewarded_policy_says_nothing(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("{'loss': 0.0, 'grad_norm': 0.3, 'reward': 0.1, 'kl': 0.0}\n" * 40)
+    assert not names(path)
+
+
 def test_the_same_step_of_several_ranks_counts_once(tmp_path):
     path = tmp_path / "run.log"
     path.write_text("".join(f"step {at} loss: {2 - 0.1 * at:.6f}\n" * 4 for at in range(1, 11)))

@@ -69,6 +69,10 @@ ERRORS = {
     ],
     "op-build": [
         "RuntimeError: Error building extension 'cpu_adam'",
+        "RuntimeError: Unable to JIT load the fused_adam op due to it not being compatible due to "
+        "hardware/software issue.",
+    ],
+    "op-headers": [
         "RuntimeError: Unable to JIT load the async_io op due to it not being compatible due to "
         "hardware/software issue.",
     ],
@@ -186,6 +190,20 @@ def test_why_an_op_could_not_be_built_is_named_and_not_what_came_of_it(tmp_path,
     assert names(tmp_path, [ignored, *after, EXIT.format(1)]) == ["op-build"]
 
 
+def test_a_compiler_that_was_only_tried_out_is_not_told(tmp_path):
+    tried = [line for name in ("op-headers", "op-compiler") for line in LINES[name]]
+    assert names(tmp_path, [*tried, *traceback("KeyError: 'text'"), EXIT.format(1)]) == [
+        "unknown-failure"
+    ]
+
+
+def test_an_error_of_a_thread_is_told_where_nothing_else_is(tmp_path):
+    of_thread = ["Exception in thread Thread-1 (_loop):", *traceback("OSError: [Errno 9] Bad")]
+    assert names(tmp_path, of_thread) == ["unknown-failure"]
+    (illness,) = found(tmp_path, [*of_thread, *traceback("KeyError: 'text'")])
+    assert illness.evidence == "KeyError: 'text'"
+
+
 def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
     logs = tomllib.loads(EXPECTED.read_text())
     seen = {name for table in logs.values() for found in table.values() for name in found}
@@ -216,6 +234,11 @@ def test_a_scheduler_is_told_by_where_the_error_came_from(tmp_path):
          "found."],
         ["subprocess.CalledProcessError: Command 'git' returned non-zero exit status 128."],
         ["1: step 20 loss: 1.8", "0: step 20 loss: 1.8"],
+        ["'train_runtime': 12.5", "[W1 TCPStore.cpp:125] [c10d] recvValue failed: Connection "
+         "reset by peer", LOST],
+        ["--- Logging error ---", *traceback("TypeError: not all arguments converted")],
+        ["'train_runtime': 12.5", "Exception in thread Thread-3:",
+         *traceback("ConnectionError: no route")],
     ],
 )  # fmt: skip
 def test_words_of_good_logs_are_no_errors(tmp_path, words):
@@ -316,6 +339,8 @@ def memory_in_use(percent):
         ([*CRASH, EXIT.format(-9)], "unknown-failure"),
         ([EXIT.format(-11)], "unknown-failure"),
         ([*STEPS, "[after training is done]", EXIT.format(-11)], "abort-at-exit"),
+        (["[rank: 1] Child process with PID 8 terminated with code 1. Forcefully"],
+         "unknown-failure"),
         (traceback(TORCHRUN), "unknown-failure"),
     ],
 )  # fmt: skip
