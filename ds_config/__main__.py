@@ -17,9 +17,11 @@ from configs.files import write_text
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from ds_config import guide
 from ds_config.advise import add_options, advise
-from ds_config.document import read_config, write_new
-from ds_config.explain import as_json, as_text, explain, fixed
-from ds_config.release import Note, ask
+from ds_config.auto import FRAMEWORKS
+from ds_config.document import Document, read_config, write_new
+from ds_config.explain import as_json, as_text, explain
+from ds_config.mend import fixed
+from ds_config.release import Answer, ask
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +47,8 @@ def _parser() -> Parser:
     one.add_argument("file", type=Path, metavar="FILE", help="the configuration")
     ranks = "data-parallel ranks, to check batches"
     one.add_argument("--ranks", type=count, metavar="N", help=ranks)
+    who = "who hands it to DeepSpeed and fills auto in; every case is told without"
+    one.add_argument("--framework", choices=FRAMEWORKS, default="", help=who)
     add_json(one)
     one.add_argument("--fix", action="store_true", help="write a corrected copy beside FILE")
     one.set_defaults(run=_explain)
@@ -53,22 +57,27 @@ def _parser() -> Parser:
 
 def _explain(given: argparse.Namespace) -> int:
     document = read_config(given.file)
-    found = explain(document.table, ask(document.table), given.ranks)
-    if document.table and not found.keys:
+    answer = ask(document.table)
+    found = explain(document.table, answer, given.ranks, given.framework)
+    if not found.keys:
         raise ConfigError(f"{document.source}: has no key of DeepSpeed, no configuration")
-    for note in document.notes:
-        group = found.faults if "refuses" in note else found.warnings
-        group.append(Note("(file)", note))
     if given.fix:
-        result, changes = fixed(document.table, found)
-        changes += ["written as strict JSON, each key once"] if document.notes else []
-        copy = given.file.with_name(f"{given.file.stem}.fixed.json")
-        if changes:
-            write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
-        changes.append(str(copy) if changes else "nothing to mend")
-        complain("\n".join(f"--fix: {change}" for change in changes))
+        _fix(given, document, answer)
+    found.faults[:0] = document.faults
+    found.warnings[:0] = document.warnings
     say((as_json if given.json else as_text)(document.source, found))
     return 0 if found.is_accepted else 1
+
+
+def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> None:
+    result, changes = fixed(document.table, answer, given.framework)
+    changes = document.changes + changes
+    copy = given.file.with_name(f"{given.file.stem}.fixed.json")
+    if changes:
+        write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
+    outcome = str(copy) if changes else "nothing to mend"
+    changes += [*(f"left to you: {choice}" for choice in document.choices), outcome]
+    complain("\n".join(f"--fix: {change}" for change in changes))
 
 
 def _guide(given: argparse.Namespace) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import difflib
 import functools
 import json
@@ -13,9 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ds_config.installed import LOADER, Key
-from ds_config.release import Answer, KeyFact, Note
-from ds_config.rules import AUTO, ZERO, buckets, faults, warnings, words_of_auto
+from ds_config.auto import PLUGIN, AutoCase, cases_of, judge, words_of
+from ds_config.installed import LOADER, Key, autos
+from ds_config.lenient import Placeholder
+from ds_config.release import Answer, KeyFact, Mend, Note, without
+from ds_config.rules import AUTO, ZERO, as_block, buckets, faults, is_open, of_type, warnings
 
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
@@ -24,7 +24,6 @@ FREE = {
     ("data_efficiency", "data_routing"),
 }
 """Blocks whose keys DeepSpeed hands on, or reads where its loader does not look."""
-PLUGIN = "deep_optimizer_states"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class KeyLine:
     meaning: str
     default: Any
     auto: str = ""
-    """The value that ``auto`` becomes."""
+    """What becomes of ``auto``, and by whom."""
     cost_bytes: int | None = None
     """Memory of the device that it takes, where that follows from it alone."""
 
@@ -55,6 +54,8 @@ class Explanation:
     """Why it would not take the configuration."""
     warnings: list[Note] = field(default_factory=list)
     """Settings that it takes, and that are probably not meant."""
+    auto: list[AutoCase] = field(default_factory=list)
+    """What becomes of each ``auto``, by who hands the configuration to DeepSpeed."""
 
     @property
     def is_accepted(self) -> bool:
@@ -86,6 +87,7 @@ def explain(
     table: Mapping[str, Any],
     answer: Answer,
     num_ranks: int | None = None,
+    framework: str = "",
 ) -> Explanation:
     """Explain a configuration.
 
@@ -93,20 +95,32 @@ def explain(
         table: As read.
         answer: What the installed DeepSpeed says of its keys and of this configuration.
         num_ranks: Data-parallel ranks, to check batches, if they are known.
+        framework: Who hands it to DeepSpeed and fills ``auto`` in, one of
+            :data:`~ds_config.auto.FRAMEWORKS`; without it every case is told.
     """
     found = Explanation(answer.version)
     known = answer.keys
+    filled = [key for key in autos(table) if key in known or _is_free(key, known)]
+    found.auto = cases_of(filled, answer, framework) if filled else []
     for key, value in walk(table, ()):
         if key == (PLUGIN,):
             meaning = "Our plugin's settings (docs/plugin.md)."
             found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
         elif key in known:
             found.keys.append(_line(key, value, table, known[key]))
-            _judge_known(found, key, value, known)
+            _judge_known(found, key, value, answer)
         elif not _is_free(key, known):
             _judge_unknown(found, key, known)
-    found.faults += faults(table, num_ranks)
-    found.warnings += warnings(table, known)
+        found.keys += _handed_on(key, value)
+    found.keys = [_with_auto(line, found.auto) for line in found.keys]
+    dropped = found.auto[-1].defaults if framework else {}
+    settled = without(table, lambda name, value: value == AUTO and name in dropped)
+    found.faults += faults(settled, num_ranks)
+    found.warnings += warnings(settled, known)
+    if found.auto:
+        of_auto = judge(filled, found.auto, answer)
+        found.faults += of_auto[0]
+        found.warnings += of_auto[1]
     named = {note.key for note in (*found.unknown, *found.faults)}
     found.faults += [
         note
@@ -114,6 +128,19 @@ def explain(
         if note.key not in named and not (found.faults and note.key == LOADER)
     ]
     return found
+
+
+def _handed_on(key: Key, value: Any) -> list[KeyLine]:
+    """Return a line for each ``auto`` in a block whose keys DeepSpeed hands on."""
+    if key not in FREE or not isinstance(value, Mapping):
+        return []
+    meaning = f"Handed on with the other keys of {'.'.join(key)}."
+    return [KeyLine(".".join(inner), AUTO, False, meaning, None) for inner in autos(value, key)]
+
+
+def _with_auto(line: KeyLine, cases: list[AutoCase]) -> KeyLine:
+    is_auto = line.value == AUTO and not isinstance(line.value, Placeholder)
+    return replace(line, auto=words_of(line.key, cases)) if is_auto and cases else line
 
 
 def walk(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, Any]]:
@@ -135,36 +162,43 @@ def _line(
     shown = None if is_block and key not in FREE else value
     meaning = words().get(key, "") or f"Removed: {_gone(key)}."
     line = KeyLine(".".join(key), shown, is_block, meaning, fact.default)
-    if value == AUTO:
-        line = replace(line, auto=words_of_auto(key))
     bucket = buckets(table) if key == (ZERO, "reduce_bucket_size") else None
     return replace(line, cost_bytes=bucket.num_bytes) if bucket and bucket.count else line
 
 
-def _judge_known(
-    found: Explanation,
-    key: Key,
-    value: Any,
-    known: Mapping[Key, KeyFact],
-) -> None:
-    name, fact = ".".join(key), known[key]
+def _judge_known(found: Explanation, key: Key, value: Any, answer: Answer) -> None:
+    name, known = ".".join(key), answer.keys
+    fact = known[key]
     if fact.removed:
         text = f"is removed, and DeepSpeed {found.version} refuses it ({_gone(key)})"
-        found.faults.append(Note(name, text, "leave it out", ("drop", "")))
+        found.faults.append(Note(name, text, "leave it out", Mend("drop", key)))
         return
     if fact.deprecated:
         newer = newer_name(key, known)
-        mend = ("rename", newer) if (*key[:-1], newer) in known else ("", "")
-        remedy = f"write {newer}" if newer else ""
-        found.warnings.append(Note(name, "is an older name", remedy, mend))
+        place = (*key[:-1], newer)
+        mend = Mend("move", key, place) if place in known else None
+        found.warnings.append(
+            Note(name, "is an older name", f"write {newer}" if newer else "", mend)
+        )
     is_block = any(inner[: len(key)] == key and inner != key for inner in known)
     is_switch = key == (ZERO,) and isinstance(value, bool)
-    if is_block and not isinstance(value, Mapping | None) and not is_switch and value != AUTO:
-        found.faults.append(Note(name, f"= {value!r} is no block", "give an object: {...}"))
-    # No model checks such a switch, and the loader takes the text "false" for true.
-    is_unchecked = not fact.is_model and isinstance(fact.default, bool) and value != AUTO
-    if is_unchecked and not isinstance(value, bool | int):
-        found.faults.append(Note(name, f"= {value!r}", "give true or false"))
+    if is_block and not isinstance(value, Mapping | None) and not is_switch and not is_open(value):
+        found.faults.append(_no_block(key, value, known))
+    elif note := of_type(key, value, fact):
+        refused = {one.key: one.remedy for one in answer.refusals}
+        if not note.mend and refused.get(name):
+            note = replace(note, remedy=refused[name])
+        is_refused = not fact.is_model or name in refused
+        (found.faults if is_refused else found.warnings).append(note)
+
+
+def _no_block(key: Key, value: Any, known: Mapping[Key, KeyFact]) -> Note:
+    name, text = ".".join(key), f"= {json.dumps(value, default=str)} is no block"
+    meant = as_block(key, value, known)
+    if meant is None:
+        return Note(name, text, "give an object: {...}")
+    mend = Mend("replace", key, value=meant)
+    return Note(name, text, f"give an object: {json.dumps(meant)}", mend)
 
 
 def newer_name(key: Key, known: Mapping[Key, KeyFact]) -> str:
@@ -195,18 +229,20 @@ def _judge_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -
         return
     does = "raises an error" if is_of_model else "is read by nobody"
     text = f"no key of DeepSpeed {found.version}: it {does}"
-    note = Note(place, text, "leave it out", ("drop", ""))
+    note = Note(place, text, "leave it out", Mend("drop", key))
     elsewhere = {k[:-1] for k in known if k[-1] == name}
     siblings = [] if is_comment else [k[-1] for k in known if k[:-1] == around]
     if key in words():
         text = f"a key of other releases than DeepSpeed {found.version}: here it {does}"
         note = replace(note, text=text)
     elif len(elsewhere) == 1:
-        target = ".".join(elsewhere.pop())
-        text, remedy = f"stands in the wrong place, where it {does}", target or "the top level"
-        note = Note(place, text, f"move it to {remedy}", ("move", target))
+        block = elsewhere.pop()
+        text, remedy = f"stands in the wrong place, where it {does}", ".".join(block)
+        mend = Mend("move", key, (*block, name))
+        note = Note(place, text, f"move it to {remedy or 'the top level'}", mend)
     elif near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
-        note = Note(place, text, f"did you mean {near[0]}?", ("rename", near[0]))
+        mend = Mend("move", key, (*around, near[0]))
+        note = Note(place, text, f"did you mean {near[0]}?", mend)
     (found.faults if is_of_model else found.unknown).append(note)
 
 
@@ -223,47 +259,6 @@ def text_of(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if is_round else str(value)
 
 
-def fixed(table: Mapping[str, Any], found: Explanation) -> tuple[dict[str, Any], list[str]]:
-    """Return a corrected copy, and what was changed.
-
-    An unknown key that has no better place is left out. Values of the user's own are changed only
-    where DeepSpeed refuses their type.
-    """
-    result = copy.deepcopy(dict(table))
-    changes = []
-    for note in (*found.unknown, *found.faults, *found.warnings):
-        *blocks, name = note.key.split(".")
-        block: Any = result
-        for around in blocks:
-            block = block.get(around) if isinstance(block, dict) else None
-        if note.mend[0] and isinstance(block, dict) and name in block:
-            changes.append(f"{note.key}: {_mended(result, block, name, note)}")
-    return result, changes
-
-
-def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note) -> str:
-    """Mend one key, and return what was done."""
-    kind, target = note.mend
-    value = block.pop(name)
-    if kind == "number":
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            block[name] = int(number) if number.is_integer() else number
-            return f"{value!r} as a number"
-    if kind == "rename" and target not in block:
-        if target.startswith("offload_") and isinstance(value, bool):
-            value = {"device": "cpu" if value else "none"}
-        block[target] = value
-        return f"now {target}"
-    place: Any = result
-    for around in filter(None, target.split(".")):
-        place = place.setdefault(around, {}) if isinstance(place, dict) else None
-    if kind == "move" and isinstance(place, dict) and name not in place:
-        place[name] = value
-        return f"moved to {target or 'the top level'}"
-    return "left out"
-
-
 def as_json(source: str, found: Explanation) -> str:
     """Return the fields of an explanation, the release that was asked among them."""
     return json.dumps({"source": source, **asdict(found)}, indent=2, default=str)
@@ -271,15 +266,15 @@ def as_json(source: str, found: Explanation) -> str:
 
 def as_text(source: str, found: Explanation) -> str:
     """Return what is wrong first, then key by key."""
-    verdict = "keys of this configuration do nothing."
-    if found.is_accepted or found.faults:
-        verdict = f"it would {'refuse' if found.faults else 'take'} this configuration."
-    lines = [f"{source}, read as DeepSpeed {found.version}: {verdict}", ""]
+    lines = [f"{source}, read as DeepSpeed {found.version}: {_verdict(found)}", ""]
     groups = {"Unknown keys": found.unknown, "Faults": found.faults, "Warnings": found.warnings}
     for title, notes in groups.items():
         if notes:
             texts = (f"  {n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes)
             lines += [title, *texts, ""]
+    if found.auto:
+        lines += ["What becomes of auto, by who hands the configuration to DeepSpeed"]
+        lines += [line for case in found.auto for line in _case_lines(case)] + [""]
     for line in found.keys:
         depth = "  " * line.key.count(".")
         name = line.key.rpartition(".")[2]
@@ -291,6 +286,28 @@ def as_text(source: str, found: Explanation) -> str:
             about.append(f"Default: {_value_text(line.default)}.")
         lines.append(f"{depth}    {' '.join(filter(None, about))}")
     return "\n".join(lines)
+
+
+def _verdict(found: Explanation) -> str:
+    if found.faults:
+        return "it would refuse this configuration."
+    if found.unknown:
+        return "keys of this configuration do nothing."
+    takes = [case.title for case in found.auto if not case.fails]
+    if len(takes) == len(found.auto):
+        return "it would take this configuration."
+    return f"it would take this configuration from {' or '.join(takes)} alone; see auto below."
+
+
+def _case_lines(case: AutoCase) -> Iterator[str]:
+    yield f"  {case.title}"
+    names: dict[str, list[str]] = {}
+    for name, what in (*case.fails.items(), *case.defaults.items()):
+        names.setdefault(what, []).append(name)
+    for what, keys in names.items():
+        yield f"    {what}: {', '.join(keys)}"
+    if case.fills:
+        yield f"    is filled in: {'all others' if names else 'all'}"
 
 
 def _value_text(value: Any) -> str:

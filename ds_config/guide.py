@@ -10,10 +10,11 @@ import jinja2
 
 from configs.files import ROOT
 from deep_optimizer_states.core.host import bytes_of_gradients, bytes_of_state
+from ds_config.auto import AUTO_SIZES, tables
 from ds_config.explain import newer_name, text_of, words
 from ds_config.installed import Key
 from ds_config.release import Answer, KeyFact
-from ds_config.rules import AUTO_SIZES, ZERO, buckets
+from ds_config.rules import ZERO, buckets
 
 FILE = ROOT / "docs" / "guide.md"
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
@@ -22,7 +23,7 @@ _ILLNESSES = ROOT / "parse" / "illnesses.toml"
 
 def guide(answer: Answer) -> str:
     """Return the whole guide for the release that answered."""
-    known = answer.keys
+    known, fills = answer.keys, tables()
     environment = jinja2.Environment(
         trim_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
@@ -33,7 +34,11 @@ def guide(answer: Answer) -> str:
         host_bytes=bytes_of_state() + bytes_of_gradients(),
         host_bytes_summed=bytes_of_state() + bytes_of_gradients(accumulation=2),
         bucket=_bucket,
-        auto=[(name, text, f"{size(4096):,}") for name, (text, size) in AUTO_SIZES.items()],
+        auto=[
+            (name, *(fills[framework].get(name, "an error") for framework in fills))
+            for name in sorted({name for table in fills.values() for name in table})
+        ],
+        sizes=[(name, f"{size(4096):,}") for name, size in AUTO_SIZES.items()],
         illnesses={
             name: _cell(row["remedy"])
             for name, row in tomllib.loads(_ILLNESSES.read_text(encoding="utf-8")).items()

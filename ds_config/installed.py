@@ -1,14 +1,15 @@
 """Asks the installed DeepSpeed for its keys and what it refuses; a program, run by ``release``.
 
 It reads a JSON array from standard input, a configuration without its ``auto`` values and the same
-as it was given. It prints an object: ``keys`` with a table of facts each, and ``refusals``, each
-``[key, what is wrong, remedy]``.
+as it was given. It prints an object: ``keys`` with a table of facts each, ``refusals``, each
+``[key, what is wrong, remedy]``, and ``auto``, what its loader makes of each ``auto`` by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import enum
 import functools
 import json
 import logging
@@ -85,7 +86,9 @@ def release_keys() -> tuple[dict[Key, dict[str, Any]], dict[Key, type[BaseModel]
         if (name,) in noted and isinstance(value, Mapping):  # read without looking a key up
             noted |= {(name, inner): default for inner, default in value.items()}
     facts = {
-        key: {"default": _plain(default)} for key, default in noted.items() if _MARK not in key
+        key: {"default": _plain(default), "kind": _kind_of(type(default))}
+        for key, default in noted.items()
+        if _MARK not in key
     }
     for path, model in models.items():
         facts |= dict(_fields(model, path))
@@ -130,6 +133,7 @@ def _fields(model: type[BaseModel], path: Key) -> Iterator[tuple[Key, dict[str, 
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         fact = {
             "default": _plain(field.default),
+            "kind": _kind_of(field.annotation, whole="integer"),
             "deprecated": extra.get("deprecated") is True,
             "replaced_by": extra.get("new_param", ""),
             "is_model": True,
@@ -145,6 +149,30 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in typing.get_args(annotation):
         yield from _models_in(part)
+
+
+def _kind_of(annotation: object, whole: str = "number") -> str:
+    """Return ``boolean``, ``integer`` or ``number``; nothing where other types are taken too.
+
+    Args:
+        annotation: A type, or the annotation of a model's field.
+        whole: Kind of an integer. A loader without a model takes any number in its place.
+    """
+    parts = typing.get_args(annotation)
+    if parts and typing.get_origin(annotation) is typing.Annotated:
+        return _kind_of(parts[0], whole)
+    kinds = {_kind_of(part, whole) for part in parts if part is not type(None)}
+    if parts:
+        return (
+            kinds.pop() if len(kinds) == 1 else "number" if kinds == {"integer", "number"} else ""
+        )
+    if not isinstance(annotation, type) or issubclass(annotation, str):
+        return ""
+    if issubclass(annotation, bool):
+        return "boolean"
+    if issubclass(annotation, int) and not issubclass(annotation, enum.Flag):
+        return whole
+    return "number" if issubclass(annotation, float) else ""
 
 
 def _plain(value: object) -> object:
@@ -177,6 +205,56 @@ def refusals(
     return found or [*_of_loader(plain)]
 
 
+def of_auto(key: Key) -> tuple[str, str]:
+    """Return what becomes of an ``auto`` under a key that no framework filled.
+
+    Returns:
+        ``default`` where the loader takes what it takes without the key, ``refused`` with its
+        words, or ``text`` where the text goes on into what is made of the configuration.
+    """
+    try:
+        without = _loaded(key, {})
+    except Exception:  # noqa: BLE001 - whatever it raises of the block alone
+        return "text", ""
+    try:
+        return ("default" if _loaded(key, {key[-1]: "auto"}) == without else "text"), ""
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return "refused", lines[-1]
+
+
+def _loaded(key: Key, block: dict[str, Any]) -> Any:
+    """Return what the loader makes of one block, as plain values that can be compared."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    for name in reversed(key[:-1]):
+        block = {name: block}
+    if key != ("train_batch_size",) or not block:
+        block["train_batch_size"] = 1  # the loader refuses a configuration without
+    with contextlib.redirect_stdout(None):
+        return _values(DeepSpeedConfig(block))
+
+
+def _values(made: Any) -> Any:
+    if isinstance(made, Mapping):
+        return {name: _values(value) for name, value in made.items()}
+    if isinstance(made, list | tuple):
+        return [_values(value) for value in made]
+    if hasattr(made, "__dict__") and not isinstance(made, type | enum.Enum):
+        inner = {name: value for name, value in vars(made).items() if name != "_param_dict"}
+        return _values(inner)
+    return repr(made)
+
+
+def autos(table: Mapping[str, Any], at: Key = ()) -> Iterator[Key]:
+    """Return every key whose value is ``auto``, with the blocks around it."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from autos(value, (*at, str(name)))
+        elif value == "auto":
+            yield (*at, str(name))
+
+
 def _of_values(
     plain: Mapping[str, Any], models: Mapping[Key, type[BaseModel]]
 ) -> Iterator[Refusal]:
@@ -195,7 +273,7 @@ def _of_values(
                 if "dictionary or instance" in one["msg"]:
                     yield key, f"= {one['input']!r} is no block", "give an object: {...}"
                 elif one["msg"].startswith("Input should be "):
-                    choices = one["msg"].replace("Input should be", "give")
+                    choices = one["msg"].replace("Input should be", "give").partition(", unable")[0]
                     # The stages have two names for 3.
                     remedy = re.sub(r", (\w+) or \1$", r" or \1", choices)
                     yield key, f"= {one['input']!r}", remedy
@@ -276,7 +354,8 @@ def answer(plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     """Return keys and refusals as JSON holds them."""
     facts, models = release_keys()
     keys = {".".join(key): fact for key, fact in facts.items()}
-    return {"keys": keys, "refusals": refusals(plain, given, models)}
+    auto = {".".join(key): of_auto(key) for key in autos(given) if key in facts}
+    return {"keys": keys, "refusals": refusals(plain, given, models), "auto": auto}
 
 
 if __name__ == "__main__":

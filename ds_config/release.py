@@ -6,18 +6,18 @@ of its own, :mod:`~ds_config.installed`.
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from ds_config.installed import Key
+from ds_config.lenient import Placeholder
 
 TIMEOUT_S = 300
 _PROGRAM = Path(__file__).with_name("installed.py")
@@ -40,6 +40,21 @@ class KeyFact:
     """A field of a pydantic model, whose siblings are known in full: any other raises an error."""
     removed: bool = False
     """The release knows the key only to refuse it."""
+    kind: str = ""
+    """``boolean``, ``integer`` or ``number``, where it takes nothing else."""
+
+
+@dataclass(frozen=True)
+class Mend:
+    """How a copy can be mended."""
+
+    kind: str
+    """``move`` or ``drop`` the key, or write its value as another one: ``replace``."""
+    at: Key
+    to: Key = ()
+    """With ``move``: the key's new place and name."""
+    value: Any = None
+    """With ``replace``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +65,7 @@ class Note:
     """With its blocks: ``zero_optimization.stage``."""
     text: str
     remedy: str = ""
-    mend: tuple[str, str] = ("", "")
-    """How a copy can be mended: ``move`` to a block, ``rename`` to a name, ``drop``, ``number``."""
+    mend: Mend | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,8 @@ class Answer:
     version: str
     keys: dict[Key, KeyFact]
     refusals: list[Note]
+    auto: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    """What its loader makes of each ``auto`` by itself (:func:`ds_config.installed.of_auto`)."""
 
 
 def ask(table: Mapping[str, Any]) -> Answer:
@@ -77,7 +93,8 @@ def ask(table: Mapping[str, Any]) -> Answer:
             "pip install deepspeed"
         ) from None
     command = [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)]
-    question = json.dumps([without_auto(table), table])
+    given = without(table, lambda _, value: isinstance(value, Placeholder))
+    question = json.dumps([without_auto(table), given])
     try:
         done = subprocess.run(
             command, input=question, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
@@ -96,7 +113,8 @@ def ask(table: Mapping[str, Any]) -> Answer:
 def read_answer(version: str, found: Mapping[str, Any]) -> Answer:
     """Return what :func:`ds_config.installed.answer` says, as objects."""
     keys = {tuple(name.split(".")): KeyFact(**fact) for name, fact in found["keys"].items()}
-    return Answer(version, keys, [Note(*words) for words in found["refusals"]])
+    auto = {tuple(name.split(".")): tuple(outcome) for name, outcome in found["auto"].items()}
+    return Answer(version, keys, [Note(*words) for words in found["refusals"]], auto)
 
 
 def without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,8 +124,7 @@ def without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
     loader is asked without ranks, and so without ``train_batch_size`` where that follows from the
     micro-batch.
     """
-    result = copy.deepcopy(dict(table))
-    _drop_auto(result)
+    result = without(table, lambda _, value: value == "auto" or isinstance(value, Placeholder))
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu")
     if sizes[1] in result:
         result.pop(sizes[0], None)
@@ -116,9 +133,18 @@ def without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _drop_auto(table: dict[str, Any]) -> None:
-    for name, value in list(table.items()):
-        if isinstance(value, dict):
-            _drop_auto(value)
-        elif value == "auto":
-            del table[name]
+def without(
+    table: Mapping[str, Any], is_left_out: Callable[[str, Any], bool], at: str = ""
+) -> dict[str, Any]:
+    """Return a configuration without some of its values.
+
+    Args:
+        table: The configuration, which stays as it is.
+        is_left_out: Takes a key with its blocks, as ``fp16.enabled``, and its value.
+        at: Blocks around the table, with a dot behind them.
+    """
+    return {
+        name: without(value, is_left_out, f"{at}{name}.") if isinstance(value, dict) else value
+        for name, value in table.items()
+        if isinstance(value, dict) or not is_left_out(f"{at}{name}", value)
+    }

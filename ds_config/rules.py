@@ -1,14 +1,16 @@
-"""Rules of keys: their cost, the values of ``auto``, and those that cannot stand together."""
+"""Rules of keys: their cost, the values that they take, and those that cannot stand together."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ds_config.installed import Key
-from ds_config.release import KeyFact, Note
+from ds_config.lenient import Placeholder, number_of
+from ds_config.release import KeyFact, Mend, Note
 
 ZERO = "zero_optimization"
 AUTO = "auto"
@@ -22,7 +24,10 @@ _DTYPES = {
 }
 """Names of types as DeepSpeed takes them."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_NUMBERS = (*_BATCHES, "gradient_clipping", "steps_per_print", "gradient_predivide_factor")
+_NO_DEFAULT = {("steps_per_print",): "number", **{(name,): "integer" for name in _BATCHES}}
+"""Kinds of keys whose default does not tell them."""
+_KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
+_TYPES = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
 _OFFLOADS = ("offload_optimizer", "offload_param")
 _OF_STAGES: dict[tuple[int, ...], str] = {
     (3,): "sub_group_size offload_param zero_hpz_partition_size leaf_module zero_quantized_weights "
@@ -37,24 +42,6 @@ _OF_STAGES: dict[tuple[int, ...], str] = {
 _STAGES = {name: stages for stages, names in _OF_STAGES.items() for name in names.split()}
 """Stages in which a key of ZeRO does something; any other does in all."""
 _NVME_ONLY = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init")
-
-
-AUTO_SIZES: dict[str, tuple[str, Callable[[int], int]]] = {
-    "reduce_bucket_size": ("hidden size squared", lambda hidden: hidden * hidden),
-    "stage3_prefetch_bucket_size": (
-        "0.9 x hidden size squared",
-        lambda hidden: 9 * hidden * hidden // 10,
-    ),
-    "stage3_param_persistence_threshold": ("10 x hidden size", lambda hidden: 10 * hidden),
-}
-"""Sizes of ZeRO that Hugging Face's integration puts in the place of ``auto``."""
-
-
-def words_of_auto(key: Key) -> str:
-    """Return what Hugging Face's integration puts in the place of ``auto``."""
-    if key[0] == ZERO and key[-1] in AUTO_SIZES:
-        return AUTO_SIZES[key[-1]][0]
-    return "Hugging Face's integration fills it in from TrainingArguments"
 
 
 @dataclass(frozen=True)
@@ -76,8 +63,8 @@ def buckets(table: Mapping[str, Any]) -> Buckets | None:
         None where the configuration does not say how large they are.
     """
     zero = _block(table, ZERO)
-    stage, numel = zero.get("stage", 0), zero.get("reduce_bucket_size", _BUCKET_ELEMENTS)
-    if not _is_number(numel) or stage not in (0, 1, 2, 3):
+    stage, numel = _stage(zero), zero.get("reduce_bucket_size", _BUCKET_ELEMENTS)
+    if not _is_number(numel) or stage is None:
         return None
     weights = _weights_type(table)
     summed = _DTYPES.get(str(_block(table, "data_types").get("grad_accum_dtype")), weights)
@@ -109,19 +96,58 @@ def faults(table: Mapping[str, Any], num_ranks: int | None) -> list[Note]:
     return [*_of_numbers(table), *_of_the_engine(table), *_of_batches(table, num_ranks)]
 
 
+def is_open(value: Any) -> bool:
+    """Return whether a value is still to be filled in, by a framework or by the user."""
+    return isinstance(value, Placeholder) or (isinstance(value, str) and value == AUTO)
+
+
+def of_type(key: Key, value: Any, fact: KeyFact) -> Note | None:
+    """Judge the type of a value, and name it.
+
+    Returns:
+        None where it is the key's, or where the release takes several.
+    """
+    kind = fact.kind or _NO_DEFAULT.get(key, "")
+    if not kind or value is None or is_open(value) or isinstance(value, int | float):
+        return None
+    shown = json.dumps(value, default=str)
+    text = f"= {shown} is {_TYPES.get(type(value), 'no value')}, where {_KINDS[kind]} belongs"
+    plain = value.strip() if isinstance(value, str) else ""
+    spelled: Any = {"true": True, "false": False}.get(plain.lower())
+    if kind != "boolean":
+        spelled = number_of(plain) if plain else None
+    if spelled is None:
+        return Note(".".join(key), text, f"give {_KINDS[kind]}")
+    what = "the number" if kind != "boolean" else json.dumps(spelled)
+    remedy = f"write {what} without quotes"
+    return Note(".".join(key), text, remedy, Mend("replace", key, value=spelled))
+
+
+def as_block(key: Key, value: Any, known: Mapping[Key, KeyFact]) -> dict[str, Any] | None:
+    """Return the block that is meant by a value in its place; None where that is not clear."""
+    is_switch = isinstance(value, bool)
+    if key[-1] in _OFFLOADS and key[0] == ZERO:
+        device = ("cpu" if value else "none") if is_switch else value
+        return {"device": device} if device in ("none", "cpu", "nvme") else None
+    if key == (ZERO,) and _stage({"stage": value}) is not None:
+        return {"stage": value}
+    return {"enabled": value} if is_switch and (*key, "enabled") in known else None
+
+
 def _of_numbers(table: Mapping[str, Any]) -> Iterator[Note]:
-    for name in _NUMBERS:
-        value = table.get(name, AUTO)
-        if isinstance(value, str) and value != AUTO:
-            remedy = "write the number without quotes"
-            yield Note(name, f"= {value!r} is text", remedy, ("number", ""))
-        elif name in _BATCHES and value not in (None, AUTO) and not _is_number(value, least=1):
+    for name in _BATCHES:
+        value = table.get(name)
+        if isinstance(value, bool):
+            yield Note(
+                name, f"= {json.dumps(value)} is a boolean", "give a whole number of 1 or more"
+            )
+        elif isinstance(value, int | float) and (value < 1 or value % 1):
             yield Note(name, f"= {value!r}", "give a whole number of 1 or more")
 
 
 def _of_the_engine(table: Mapping[str, Any]) -> Iterator[Note]:
     zero, params = _block(table, ZERO), _block(_block(table, "optimizer"), "params")
-    stage, weights = zero.get("stage", 0), _weights_type(table)
+    stage, weights = _stage(zero), _weights_type(table)
     summed = _block(table, "data_types").get("grad_accum_dtype")
     is_auto = AUTO in (_block(table, kind).get("enabled") for kind in ("fp16", "bf16"))
     if stage == 0 and not is_auto and _DTYPES.get(str(summed), weights) != weights:
@@ -134,7 +160,8 @@ def _of_the_engine(table: Mapping[str, Any]) -> Iterator[Note]:
     if "max_grad_norm" in params:
         text = "is refused where DeepSpeed makes the optimizer"
         remedy = "write gradient_clipping at the top level"
-        yield Note("optimizer.params.max_grad_norm", text, remedy)
+        mend = Mend("move", ("optimizer", "params", "max_grad_norm"), ("gradient_clipping",))
+        yield Note("optimizer.params.max_grad_norm", text, remedy, mend)
 
 
 def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Note]:
@@ -166,7 +193,7 @@ def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator
         known: Keys of the release.
     """
     zero = _block(table, ZERO)
-    stage = zero.get("stage", 0)
+    stage = _stage(zero)
     if stage == 3 and zero.get("sub_group_size") == 0:
         yield Note(
             f"{ZERO}.sub_group_size",
@@ -174,7 +201,7 @@ def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator
             "leave it out (1e9), or give 1e8 where memory is short during the update",
         )
     for block in _OFFLOADS:
-        if _block(zero, block).get("device") == "nvme" and stage != 3:
+        if _block(zero, block).get("device") == "nvme" and stage in (0, 1, 2):
             does = "as cpu does" if block == "offload_optimizer" and stage else "not at all"
             text = f"= nvme works at stage 3 alone, here {does}"
             yield Note(f"{ZERO}.{block}.device", text, "give cpu, or stage 3")
@@ -205,17 +232,24 @@ def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator
 
 def _ignored(zero: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[Note]:
     """Tell keys that this configuration's stage or devices make no use of."""
-    stage = zero.get("stage", 0)
+    stage = _stage(zero)
     for name in zero:
         default_stages = (3,) if name.startswith("stage3_") else None
         stages = _STAGES.get(name.removeprefix("stage3_"), default_stages)
-        if (ZERO, name) in known and stages and stage not in stages and stage in (0, 1, 2, 3):
+        if (ZERO, name) in known and stages and stage is not None and stage not in stages:
             yield Note(f"{ZERO}.{name}", f"does nothing at stage {stage}")
     for block in _OFFLOADS:
         offload = _block(zero, block)
         for name in _NVME_ONLY:
             if name in offload and offload.get("device") != "nvme":
                 yield Note(f"{ZERO}.{block}.{name}", "does nothing unless device is nvme")
+
+
+def _stage(zero: Mapping[str, Any]) -> int | None:
+    """Return the stage; None where it is no single one."""
+    stage = zero.get("stage", 0)
+    is_whole = _is_number(stage) and stage in (0, 1, 2, 3)
+    return int(stage) if is_whole else None
 
 
 def _uses_plugin(table: Mapping[str, Any]) -> bool:

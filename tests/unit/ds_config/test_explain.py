@@ -9,7 +9,8 @@ import pytest
 from in_process import VERSION, ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
-from ds_config.explain import explain, fixed, walk
+from ds_config.explain import explain, walk
+from ds_config.mend import fixed
 
 GOOD = {
     "train_batch_size": "auto",
@@ -63,7 +64,7 @@ BROKEN = {
     "removed": (("elasticity",), {"enabled": False}, "is removed"),
     "removed in ZeRO": (("zero_optimization", "mics_shard_size"), 8, "leave it out"),
     "text for a number": (("train_batch_size",), "16", "number without quotes"),
-    "text for a switch": (("prescale_gradients",), "false", "give true or false"),
+    "text for a switch": (("prescale_gradients",), "false", "write false without quotes"),
     "zero": (("train_micro_batch_size_per_gpu",), 0, "1 or more"),
     "no stage": (("zero_optimization", "stage"), 4, "1, 2 or 3"),
     "no device": (("zero_optimization", "offload_optimizer", "device"), "gpu", "'none', 'cpu'"),
@@ -102,7 +103,7 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
     assert len(said) == len(found.unknown) + len(found.faults), "each key is named once"
     assert words in said[next(name for name in said if name.startswith(".".join(key)))]
     before = copy.deepcopy(table)
-    result, changes = fixed(table, found)
+    result, changes = fixed(table, ask(table))
     assert changes or not found.unknown
     assert not told(result).unknown
     assert table == before
@@ -235,7 +236,7 @@ def test_older_names_are_written_anew():
         "stage3_gather_fp16_weights_on_model_save": True,
     }
     table = {"train_batch_size": 1, "zero_optimization": {"stage": 3, **older}}
-    result, changes = fixed(table, told(table))
+    result, changes = fixed(table, ask(table))
     assert result["zero_optimization"] == {
         "stage": 3,
         "offload_optimizer": {"device": "cpu"},
@@ -251,10 +252,11 @@ def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
     path.write_text('{"train_batch_size": 8,\n"tag": "a//b,}", // ,}\n"x": 1, }')
     loaded = read_config(path)
     assert loaded.table == {"train_batch_size": 8, "tag": "a//b,}", "x": 1}
-    assert loaded.notes[0].startswith("is no strict JSON (")
-    assert "line 2 column 18" in loaded.notes[0]
+    assert loaded.warnings[0].text.startswith("is no strict JSON (")
+    assert "line 2 column 18" in loaded.warnings[0].text
+    assert "DeepSpeed reads it" in loaded.warnings[0].text
     path.write_text('{"train_batch_size": 8}')
-    assert not read_config(path).notes
+    assert not read_config(path).warnings
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from in_process import explain_or_advise, refuses, told
+from in_process import ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
-from ds_config.explain import fixed
+from ds_config.mend import fixed
 
 PUBLISHED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "ds-configs"
 GUIDES = {
@@ -60,7 +60,7 @@ def test_the_loader_agrees_and_no_key_of_deepspeed_is_unknown(file):
 
 def test_a_corrected_copy_loads(file):
     table = read_config(file).table
-    table, _ = fixed(table, told(table))
+    table, _ = fixed(table, ask(table))
     assert not refuses(table)
     assert told(table).is_accepted
 
