@@ -40,15 +40,24 @@ def verdict(config):
         return [str(error) or type(error).__name__, 0, []]
     looking = Looking(engine.optimizer)
     looking.look()
+    try:
+        step(engine, looking)
+    except Exception as error:  # noqa: BLE001 - whatever it raises
+        return [str(error) or type(error).__name__, 0, []]
+    both = (engine.optimizer, getattr(engine.optimizer, "backup_optimizer", None))
+    rates = [optimizer.param_groups[0]["lr"] for optimizer in both if optimizer]
+    engine.destroy()
+    return ["", looking.most, rates]
+
+
+def step(engine, looking):
+    import torch
+
     inputs = torch.ones(1, 8, dtype=next(engine.module.parameters()).dtype, requires_grad=True)
     # The first layer's input gets its gradient last, when every bucket was made.
     inputs.register_hook(looking.look)
     engine.backward(engine(inputs).float().sum())
     engine.step()
-    both = (engine.optimizer, getattr(engine.optimizer, "backup_optimizer", None))
-    rates = [optimizer.param_groups[0]["lr"] for optimizer in both if optimizer]
-    engine.destroy()
-    return ["", looking.most, rates]
 
 
 def main():

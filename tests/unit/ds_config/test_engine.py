@@ -64,6 +64,22 @@ TAKEN = {
     ),
     "a sum in another type": config(2, data_types={"grad_accum_dtype": "fp32"}),
 }
+AUTO_FAILS = {
+    "gradient_clipping": config(2, gradient_clipping="auto"),
+    "steps_per_print": config(2, steps_per_print="auto"),
+    "optimizer.params.lr": config(2, **optimizer("AdamW", torch_adam=True, lr="auto")),
+    "optimizer.params.betas": config(2, **optimizer("AdamW", torch_adam=True, betas="auto")),
+    "scheduler.params.warmup_num_steps": config(2, **scheduler("WarmupLR", warmup_num_steps="auto")),
+    "train_micro_batch_size_per_gpu": config(2, train_micro_batch_size_per_gpu="auto"),
+    "communication_data_type": config(2, communication_data_type="auto"),
+}
+"""Configurations whose one ``auto`` ends with an error if no framework fills it in."""
+AUTO_DROPPED = {
+    "zero_optimization.stage": config("auto"),
+    "zero_optimization.sub_group_size": config(3, {"sub_group_size": "auto"}),
+    "zero_optimization.offload_optimizer.device": config(2, {"offload_optimizer": {"device": "auto"}}),
+}
+"""Those whose ``auto`` is dropped for the default."""
 BUCKETS = {
     f"stage {stage} {json.dumps({**zero, **more})}": config(
         stage, {"reduce_bucket_size": NUMEL, "allgather_bucket_size": 8 * NUMEL, **zero}, **more
@@ -86,6 +102,7 @@ BUCKETS = {
 def engines():
     """What became of each, by its name; they are made by one process, one after the other."""
     tables = {name: table for name, (table, *_) in REFUSED.items()} | TAKEN | BUCKETS
+    tables |= AUTO_FAILS | AUTO_DROPPED
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(WORKER)],
         input=json.dumps(list(tables.values())),
@@ -113,6 +130,21 @@ def test_what_an_engine_refuses_is_told_with_its_remedy(engines, name):
 def test_what_an_engine_takes_is_accepted(engines, name):
     assert engines[name][0] == ""
     assert judged(TAKEN[name]) == {}
+
+
+@pytest.mark.parametrize("name", AUTO_FAILS)
+def test_an_auto_that_nobody_fills_in_fails_where_it_is_said_to(engines, name):
+    assert engines[name][0]
+    found = explain(AUTO_FAILS[name], ask(AUTO_FAILS[name]), framework="none")
+    assert [note.key for note in found.faults] == [name]
+
+
+@pytest.mark.parametrize("name", AUTO_DROPPED)
+def test_an_auto_that_is_said_to_be_dropped_trains(engines, name):
+    assert engines[name][0] == ""
+    found = explain(AUTO_DROPPED[name], ask(AUTO_DROPPED[name]), framework="none")
+    assert found.is_accepted
+    assert name in [note.key for note in found.warnings]
 
 
 @pytest.mark.parametrize("name", BUCKETS)
