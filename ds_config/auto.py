@@ -24,7 +24,7 @@ FRAMEWORKS = ("transformers", "accelerate", NONE)
 PLUGIN = "deep_optimizer_states"
 _OWN = "is a word of its own here"
 _ALONE = "deepspeed.initialize alone"
-_HANDS_ON = {"optimizer": "the optimizer", "scheduler": "the scheduler"}
+_HANDS_ON = (("optimizer", "params"), ("scheduler", "params"))
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,13 @@ def _alone(key: Key, answer: Answer) -> tuple[str, bool]:
     fact = answer.keys.get(key)
     if key[0] == PLUGIN:
         return _OWN, True
+    if fact is None and key[:2] in _HANDS_ON:
+        text = (
+            "is handed to the {} as a text, which ends with an error, at once or at the first step"
+        )
+        return text.format(key[0]), False
     if fact is None:
-        block = _HANDS_ON.get(key[0], "what it is meant for")
-        return f"is handed to {block} as a text, which ends with an error, at once or later", False
+        return "stays the text 'auto', which may be read by nobody", True
     outcome, words = answer.auto.get(key, ("default" if fact.is_model else "text", ""))
     if fact.default == "auto":
         return _OWN, True

@@ -265,6 +265,8 @@ class Reader:
         match = _WORDS.match(self._text, self._at)
         text = match[0].strip() if match else ""
         text = _REMARK.split(text)[0].strip() or text
+        if re.fullmatch(r"[\d.eE+-]+(\s+[\d.eE+-]+)+", text):  # numbers without commas
+            text = text.split()[0]
         start, self._at = self._at, self._at + len(text)
         try:
             return json.loads(text)

@@ -24,7 +24,10 @@ _DTYPES = {
 }
 """Names of types as DeepSpeed takes them."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_NO_DEFAULT = {("steps_per_print",): "number", **{(name,): "integer" for name in _BATCHES}}
+_NO_DEFAULT: dict[Key, str] = {
+    ("steps_per_print",): "number",
+    **{(name,): "integer" for name in _BATCHES},
+}
 """Kinds of keys whose default does not tell them."""
 _KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 _TYPES = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}

@@ -113,6 +113,7 @@ ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto",
 WARMUP = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "kind": "auto"}}}
 STAGE = {"zero_optimization": {"stage": "auto"}}
 SUBGROUP = {"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}
+POLICY = {"deep_optimizer_states": {"policy": "auto"}}
 JUDGED = [
     (FILLED, "transformers", [], []),
     (FILLED, "accelerate", [], []),
@@ -130,8 +131,8 @@ JUDGED = [
     (FILLED | SUBGROUP, "", ["zero_optimization.sub_group_size"], []),
     ({"prescale_gradients": "auto"}, "none", ["prescale_gradients"], []),
     ({"data_types": {"keep_in_fp32_modules": "auto"}}, "", [], []),
-    ({"deep_optimizer_states": {"policy": "auto"}}, "none", [], []),
-    ({"deep_optimizer_states": {"policy": "auto"}}, "accelerate", ["deep_optimizer_states.policy"], []),
+    (POLICY, "none", [], []),
+    (POLICY, "accelerate", ["deep_optimizer_states.policy"], []),
 ]  # fmt: skip
 
 

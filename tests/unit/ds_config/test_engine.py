@@ -69,7 +69,9 @@ AUTO_FAILS = {
     "steps_per_print": config(2, steps_per_print="auto"),
     "optimizer.params.lr": config(2, **optimizer("AdamW", torch_adam=True, lr="auto")),
     "optimizer.params.betas": config(2, **optimizer("AdamW", torch_adam=True, betas="auto")),
-    "scheduler.params.warmup_num_steps": config(2, **scheduler("WarmupLR", warmup_num_steps="auto")),
+    "scheduler.params.warmup_num_steps": config(
+        2, **scheduler("WarmupLR", warmup_num_steps="auto")
+    ),
     "train_micro_batch_size_per_gpu": config(2, train_micro_batch_size_per_gpu="auto"),
     "communication_data_type": config(2, communication_data_type="auto"),
 }
@@ -77,7 +79,9 @@ AUTO_FAILS = {
 AUTO_DROPPED = {
     "zero_optimization.stage": config("auto"),
     "zero_optimization.sub_group_size": config(3, {"sub_group_size": "auto"}),
-    "zero_optimization.offload_optimizer.device": config(2, {"offload_optimizer": {"device": "auto"}}),
+    "zero_optimization.offload_optimizer.device": config(
+        2, {"offload_optimizer": {"device": "auto"}}
+    ),
 }
 """Those whose ``auto`` is dropped for the default."""
 BUCKETS = {
