@@ -89,12 +89,10 @@ def _flat(seen: Observed) -> str:
     A model guesses evenly before it has learned anything, which costs ln(vocabulary); the first
     steps at the full learning rate bring it there at the latest.
     """
-    losses, sizes = (
-        [loss.value for loss in seen.losses],
-        [*seen.log.vocab_sizes, DEFAULT_VOCABULARY],
-    )
+    losses = [loss.value for loss in seen.losses]
+    sizes = [*seen.log.vocab_sizes, DEFAULT_VOCABULARY]
     guess, low, high = math.log(sizes[0]), min(losses), max(losses)
-    if (seen.steps_since_rate_rose or 0) < _STEPS_AT_FULL_RATE:
+    if (seen.steps_since_rate_rose or 0) < _STEPS_AT_FULL_RATE or _lost_norms(seen):
         return ""
     if low < guess or high - low > _WAVERS * low:
         return ""

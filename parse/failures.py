@@ -123,9 +123,9 @@ class Failures:
         self._kinds = {name: kind for name, kind in known().items() if kind.signs}
         words = {word for kind in self._kinds.values() for word in kind.words}
         self._any_word = re.compile("|".join(map(re.escape, sorted(words))))
-        self._phase, self._phase_at = "", -1
-        self._host: tuple[float, int, str] | None = None
-        """Percent of host memory in use, the steps there were, and the line's words."""
+        self._phase = _Shown(0, -1, "")
+        self._host: tuple[float, _Shown] | None = None
+        """Percent of host memory in use, and the line that says so."""
         self._trained_at = -1
 
     def take(self, line: Line, steps: int) -> None:
@@ -152,7 +152,7 @@ class Failures:
         if text.startswith((*_HARMLESS, _OF_THREAD)):
             self._announced[source] = text
         elif begin := _TRACEBACK.search(text):
-            source = source or begin[1] or ""  # it may stand behind a progress bar
+            source += begin[1] or ""  # it may stand behind a progress bar
             new = _Traceback(announced_by=self._announced.pop(source, ""))
             self._tracebacks[source] = new
         elif ".py" in text and " in " in text and (frame := _FRAME.search(text)):
@@ -208,21 +208,21 @@ class Failures:
         text = line.text
         for phase, pattern in _PHASES:
             if pattern.search(text):
-                self._phase, self._phase_at = phase, steps
+                self._phase = _Shown(line.number, steps, phase)
         if host := PATTERNS["host_memory"].search(text):
-            self._host = (float(host["host_percent"]), steps, host[0])
+            self._host = (float(host["host_percent"]), _Shown(line.number, steps, host[0]))
         if _TRAINED.search(text):
             self._trained_at = steps
 
     def _doing(self, steps: int) -> str:
-        phase = self._phase if self._phase_at == steps else ""
+        phase = self._phase.evidence if self._phase.steps == steps else ""
         doing = f"while {phase or ('training' if steps else 'setting up')}"
-        return doing + (f", last seen: {self._host[2]}" if self._host else "")
+        return doing + (f", last seen: {self._host[1].evidence}" if self._host else "")
 
     def _had_room(self, steps: int) -> bool:
         """Return whether the log says that the host's memory was far from full."""
-        if self._host is None or (self._phase and self._phase_at >= self._host[1]):
-            return False
+        if self._host is None or self._phase.line > self._host[1].line:
+            return False  # saving and loading take more
         return self._host[0] < (_ROOM_PERCENT if steps else _ROOM_AT_SETUP_PERCENT)
 
     def illnesses(self, steps: int) -> list[Illness]:
@@ -266,10 +266,8 @@ class Failures:
         name = next((n for n, kind in known().items() if code in kind.exit_codes), UNKNOWN)
         evidence = shown.evidence
         if name == _HOST and self._had_room(shown.steps) and self._host:
-            name, evidence = (
-                _STOPPED,
-                f"{evidence}, with room in the host's memory: {self._host[2]}",
-            )
+            name = _STOPPED
+            evidence += f", with room in the host's memory: {self._host[1].evidence}"
         elif name == _HOST:
             evidence += f" ({self._doing(shown.steps)})"
         elif code in (-signal.SIGABRT, -signal.SIGSEGV) and has_trained:

@@ -213,6 +213,13 @@ def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
     assert all(kind.remedy.endswith(".") for kind in known().values())
 
 
+@pytest.mark.parametrize("host", ["", "node-1: "])
+def test_a_traceback_may_begin_behind_a_progress_bar(tmp_path, host):
+    first, *others = of_rank("[rank0]: ", traceback("ValueError: bad sample", "load"))
+    lines = [f" 10%|#   | 10/100 [00:01<00:09,  9.9it/s]{first}", *others]
+    assert names(tmp_path, of_rank(host, lines)) == ["unknown-failure"]
+
+
 def test_a_scheduler_is_told_by_where_the_error_came_from(tmp_path):
     error = "ValueError: zip() argument 2 is longer than argument 1"
     lines = traceback(error, "_update_lr", file="/w/torch/optim/lr_scheduler.py")
@@ -322,6 +329,8 @@ def memory_in_use(percent):
         ([*STEPS, memory_in_use(40), EXIT.format(-9)], "stopped-from-outside"),
         ([*STEPS, memory_in_use(40), "Saving model checkpoint to out", EXIT.format(-9)],
          "host-memory"),
+        (["Loading checkpoint shards: 100%", memory_in_use(3), EXIT.format(-9)],
+         "stopped-from-outside"),
         (["bash: line 1:  4242 Killed   deepspeed train.py"], "host-memory"),
         ([memory_in_use(3), "bash: line 1:  4242 Killed   deepspeed train.py"],
          "stopped-from-outside"),
