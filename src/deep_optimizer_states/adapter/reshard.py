@@ -192,10 +192,12 @@ def resharding(engine: Any, asked: Mapping[str, Any]) -> Iterator[None]:
         return
     has_moments = asked.get("load_optimizer_states", True) and not asked.get("load_module_only")
     checkpoint = _Checkpoint(engine, asked["load_dir"], tag, bool(has_moments))
+    if engine.zero_optimization_stage() < 3 and not has_moments:
+        checkpoint.look()  # at weights alone, of which one file has all; stock lets one rank do so
+        yield
+        return
     saved_by = [number for number in _together(checkpoint.look) if number is not None]
-    # Without moments, stages 1 and 2 load weights alone, of which every rank has all.
-    is_alike = engine.zero_optimization_stage() < 3 and not has_moments
-    if not saved_by or is_alike:
+    if not saved_by:
         yield
         return
     _together(lambda: checkpoint.refuse_others(saved_by))

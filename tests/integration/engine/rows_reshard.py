@@ -319,6 +319,21 @@ def refuse(_folder, saved_by):
     assert not (found := differences(*trials)), found
 
 
+def refuse_weights_that_are_not_whole(_folder, saved_by):
+    """One file has all weights at stage 2, and moments are not asked for."""
+    name = "stage 2, bf16"
+    with Trial(STRIDE) as trial:
+        engine = trial.open(CASES[name])
+        for harm, says in (
+            (without(FLAT_MODEL), f"{FLAT_MODEL} is missing: {NOT_WHOLE}"),
+            (cut_off(FLAT_MODEL), f"{FLAT_MODEL} cannot be read, for it is cut off: {NOT_WHOLE}"),
+        ):
+            with harmed(name, saved_by, harm) as folder:
+                load = functools.partial(engine.load_checkpoint, folder, TAG)
+                told = [answer(load), answer(functools.partial(load, load_module_only=True))]
+            assert all(it.startswith("CheckpointError") and says in it for it in told), told
+
+
 def refuse_weights_of_another_step(_folder, saved_by):
     """Counters that somebody has set are no reason, but for weights that are not the state's."""
     name = "stage 2, bf16"
@@ -446,6 +461,7 @@ for stage in (2, 3):
     ROWS.check(f"load wrongly at stage {stage} of 2", **given)(load_wrongly)
 ROWS.check("load nothing that does not fit, of 2", 2, 3, saved_by=2)(refuse)
 for what, act in (
+    ("that is not whole at stage 2", refuse_weights_that_are_not_whole),
     ("of another step at stage 2", refuse_weights_of_another_step),
     ("without moments", refuse_no_moments),
     ("of another type", refuse_another_type),
