@@ -31,6 +31,8 @@ def rank_environment(rank, num_ranks, port):
 def run_ranks(worker, *words, num_ranks=1, modules=prepared.DEEPSPEED, **environment):
     """Run a worker as every rank; when one of them fails, so does the test, with its end.
 
+    Returns what each rank printed.
+
     Args:
         worker: its path.
         words: its arguments.
@@ -45,13 +47,14 @@ def run_ranks(worker, *words, num_ranks=1, modules=prepared.DEEPSPEED, **environ
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}" for rank in range(num_ranks)]
         codes = prepared.run(modules, [worker, *words], environments, outputs)
-        failed = [rank for rank, code in enumerate(codes) if code]
-        texts = [
-            f"rank {rank} of {num_ranks} ended with {codes[rank]}:\n"
-            f"{outputs[rank].read_text(errors='replace')[-_LAST_CHARACTERS:]}"
-            for rank in failed
-        ]
-    assert not failed, "\n".join(texts)
+        printed = [path.read_text(errors="replace") for path in outputs]
+    failed = [
+        f"rank {rank} of {num_ranks} ended with {code}:\n{text[-_LAST_CHARACTERS:]}"
+        for rank, (code, text) in enumerate(zip(codes, printed, strict=True))
+        if code
+    ]
+    assert not failed, "\n".join(failed)
+    return printed
 
 
 def run_script(text, *words, modules=prepared.MEGATRON, **environment):

@@ -2,52 +2,49 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
-from programs import python
+from ranks import run_ranks
 
 from configs.files import ROOT
 
 EXAMPLES = ROOT / "examples"
 STEPS = 4
-WITHOUT_SHM = """
-# DeepSpeed compiles this operation for minutes where it finds no GPU; gloo does without.
-import runpy, sys
-import deepspeed
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-sys.path.insert(0, ".")
-runpy.run_module("examples.hf_trainer", run_name="__main__")
-"""
 OURS = "optimizer: InterleavedZeroOptimizer"
+PROGRAM = Path(__file__).with_name("example_program.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 trains = pytest.mark.exhaustive
-"""`make test` trains the same in the framework's own test."""
+"""`make test` trains the same in the framework's own test, and the notebook."""
 
 
-def run(*words):
-    """Output of a program that the repository's root is the current folder of."""
-    done = python(*words, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    return done.stdout
+def run(*words, num_ranks=1):
+    """What an example prints that is run as the ranks of a job.
 
-
-def torchrun(num_ranks, *words):
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    return run(*launcher, *words)
+    Each rank's device must have updated a share of the optimizer state: in the first update, as
+    the faster way is taken from then on.
+    """
+    printed = run_ranks(
+        PROGRAM, *words, num_ranks=num_ranks, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES=""
+    )
+    output = "".join(printed)
+    shares = re.findall(r"tiles updated on the device: (\[\[.*\]\])", output)
+    assert len(shares) == num_ranks
+    for share in map(json.loads, shares):
+        assert share[0], "the device updated nothing"
+    return output
 
 
 @trains
 def test_lightning_with_two_ranks():
-    output = torchrun(2, "-m", "examples.imdb_lightning", "--tiny", "--max-steps", STEPS)
+    output = run("examples.imdb_lightning", "--tiny", "--max-steps", STEPS, num_ranks=2)
     for words in (OURS, "synthetic reviews", r"test_accuracy: [01]\."):
         assert re.search(words, output), words
 
 
 @trains
-def test_hugging_faces_trainer_shows_its_auto_values(tmp_path):
-    program = tmp_path / "without_shm.py"
-    program.write_text(WITHOUT_SHM)
-    output = torchrun(2, program, "--tiny", "--max-steps", STEPS)
+def test_hugging_faces_trainer_shows_its_auto_values():
+    output = run("examples.hf_trainer", "--tiny", "--max-steps", STEPS, num_ranks=2)
     assert OURS in output
     lines = [line for line in output.splitlines() if line.startswith("auto ")]
     found = dict(line.removeprefix("auto ").split(" = ") for line in lines)
@@ -69,13 +66,10 @@ def code_of(notebook):
     return "\n\n".join(code) + "\n"
 
 
-@trains
 def test_the_notebook_runs(tmp_path):
     program = tmp_path / "imdb_lightning_notebook.py"
     program.write_text(code_of(EXAMPLES / "imdb_lightning.ipynb"), encoding="utf-8")
-    # As a notebook's kernel does: with the repository's root on the path.
-    start = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path(sys.argv[1])"
-    output = run("-c", start, program)
+    output = run(program)
     assert OURS in output
     assert "padding has id 1" in output
     assert "test_accuracy" in output
