@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from plots.style import SOURCE_STYLES, STYLE_FILE
 from plots.tables import PlotError
@@ -25,6 +27,20 @@ _LEGEND_CHARACTERS = 104
 _CHARACTER_INCHES = 0.065
 _SLANTED_INCHES = 0.17
 """Between names of ticks that are slanted, so that their lines do not touch."""
+_MARK = 6.0
+"""Width of a mark, in points."""
+_FARTHEST = 24
+"""Places that a name tries in each direction."""
+
+
+class Mark(NamedTuple):
+    """A mark of a panel that has a name."""
+
+    ax: Axes
+    at: tuple[float, float]
+    """In the panel's units."""
+    name: str
+    colour: str = "black"
 
 
 def plain(text: str) -> str:
@@ -85,6 +101,54 @@ def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
             0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", rotation=20,
             fontsize=size, fontweight="bold", color="0.35", alpha=0.16, zorder=0.1, gid="watermark",
         )  # fmt: skip
+
+
+def name_marks(figure: Figure, marks: Sequence[Mark]) -> None:
+    """Write a name beside each mark where there is room, over no other name and no other mark.
+
+    Args:
+        figure: Complete, legend and footnote included: names change nothing of its layout.
+        marks: In the order in which they choose their places.
+    """
+    with styles.context(STYLE_FILE):
+        texts = [
+            mark.ax.annotate(
+                plain(mark.name), mark.at, xytext=(0, 0), textcoords="offset points", fontsize=6,
+                color=mark.colour, ha="center", va="center", in_layout=False,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.3, "color": "0.6", "shrinkA": 0},
+            )
+            for mark in marks
+        ]  # fmt: skip
+        figure.draw_without_rendering()
+        point = figure.dpi / 72
+        taken = [
+            _box(*mark.ax.transData.transform(mark.at), *2 * [_MARK * point]) for mark in marks
+        ]
+        for number, (mark, text) in enumerate(zip(marks, texts, strict=True)):
+            x, y = mark.ax.transData.transform(mark.at)
+            size = Text.get_window_extent(text)
+            others = [*taken[:number], *taken[number + 1 :]]
+            for dx, dy in _around(size.width / point, size.height / point):
+                box = _box(x + dx * point, y + dy * point, size.width, size.height)
+                panel = mark.ax.bbox
+                inside = panel.x0 < box.x0 and box.x1 < panel.x1
+                inside = inside and panel.y0 < box.y0 and box.y1 < panel.y1
+                if inside and not any(map(box.overlaps, others)):
+                    text.xyann = (dx, dy)
+                    taken.append(box)
+                    break
+
+
+def _around(width: float, height: float) -> Iterator[tuple[float, float]]:
+    """Yield where the middle of a name may lie from its mark, nearer places first, in points."""
+    for far in range(_FARTHEST):
+        room = _MARK / 2 + 1 + 5 * far
+        for x, y in ((1, 1), (1, 0), (1, -1), (-1, 1), (-1, 0), (-1, -1), (0, 1), (0, -1)):
+            yield x * (width / 2 + room * (1 if x else 0)), y * (height / 2 + room)
+
+
+def _box(x: float, y: float, width: float, height: float) -> Bbox:
+    return Bbox.from_bounds(x - width / 2, y - height / 2, width, height)
 
 
 def name_ticks(ax: Axes, at: Sequence[float], names: Sequence[str], columns: int = 1) -> None:

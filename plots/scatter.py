@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from configs.study import ResultsFigure
+from plots import canvas
 from plots.bars import published
-from plots.canvas import plain, sheet, watermark
+from plots.canvas import name_marks, sheet, watermark
 from plots.data import by_setting, describe, observe, pooled
 from plots.lines import line_style
 from plots.style import Look
@@ -81,12 +82,14 @@ def draw_tradeoff(tables: Tables, figure: ResultsFigure, *, asked: bool = True) 
         notes.append("hollow: published by others, on other hardware and data; not measured here")
     notes.append(tables.provenance(set(data.values["path"])))
     shape = -(-len(panels) // 2), min(2, len(panels))
+    named: list[canvas.Mark] = []
     with sheet(handles, 0.7 + _PANEL_INCHES * shape[0], shape, notes) as (made, grid):
         for ax, (cost, marks) in zip(grid.ravel(), panels, strict=False):
-            _draw_marks(ax, marks, cost, rate)
+            named += _draw_marks(ax, marks, cost, rate)
             watermark(ax, {mark.source for mark in marks})
         for ax in grid.ravel()[len(panels) :]:
             ax.remove()
+    name_marks(made, named)
     return made
 
 
@@ -97,15 +100,15 @@ def _style(look: Look, source: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _draw_marks(ax: Axes, marks: list[Mark], cost: Quantity, rate: Quantity) -> None:
+def _draw_marks(ax: Axes, marks: list[Mark], cost: Quantity, rate: Quantity) -> list[canvas.Mark]:
+    """Draw the marks of a panel; returns those that have a name."""
+    named = []
     scales = cost.scale(mark.cost for mark in marks), rate.scale(mark.rate for mark in marks)
     for mark in marks:
         at = mark.cost / scales[0].divisor, mark.rate / scales[1].divisor
         ax.plot(*at, **(_style(mark.look, mark.source) if mark.look else _HOLLOW))
-        ax.annotate(
-            plain(mark.name), at, xytext=(5, 3), textcoords="offset points", fontsize=6,
-            color="black" if mark.look else "0.4",
-        )  # fmt: skip
+        if mark.name:
+            named.append(canvas.Mark(ax, at, mark.name, "black" if mark.look else "0.4"))
     for axis, values, label in (
         (ax.xaxis, [mark.cost for mark in marks], cost.label(scales[0], measured=False)),
         (ax.yaxis, [mark.rate for mark in marks], rate.label(scales[1], measured=False)),
@@ -117,3 +120,4 @@ def _draw_marks(ax: Axes, marks: list[Mark], cost: Quantity, rate: Quantity) -> 
             axis.set_minor_formatter(NullFormatter())
         axis.set_label_text(label.replace("\n", " "))
     ax.margins(0.16)
+    return named

@@ -1,5 +1,6 @@
 """No text of a figure lies over another, as the renderer places them."""
 
+import csv
 import itertools
 import math
 
@@ -8,7 +9,10 @@ from matplotlib import style
 from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 
+from configs.study import load_study
+from plots.registry import figures
 from plots.style import STYLE_FILE
+from plots.tables import read_tables
 
 SIZES = [10**7, 2 * 10**7, 5 * 10**7, 10**8, 2 * 10**8, 5 * 10**8, 10**9, 2 * 10**9]
 STRIDES = [("vanilla", 0), ("async-gradients", 0), *(("hybrid", k) for k in (2, 3, 4))]
@@ -18,7 +22,7 @@ def outline(text):
     """Corners of a text as it is drawn; a slanted one is turned around its anchor."""
     degrees = text.get_rotation()
     if text.get_rotation_mode() != "anchor":
-        return text.get_window_extent().corners()[[0, 1, 3, 2]]
+        return Text.get_window_extent(text).corners()[[0, 1, 3, 2]]  # without the line to a mark
     x, y = text.get_transform().transform(text.get_position())
     text.set_rotation(0)
     flat = text.get_window_extent().corners()[[0, 1, 3, 2]] - (x, y)
@@ -89,6 +93,36 @@ def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(draw, swee
     assert overlapping(figure) == []
     names = [name.get_text() for name in figure.axes[0].get_xticklabels()]
     assert names[0] == "Engine before micro-batch 0"
+
+
+def ladder(folder):
+    """Rungs that are close to each other, in two types, on the study of the ladder."""
+    study, rows = load_study("zero-ladder"), []
+    for place, (engine, dtype) in enumerate(itertools.product(study.engines, ("fp32", "bf16"))):
+        label = f"{engine} {dtype}"
+        rows.append({
+            "path": label, "label": label, "case": "tiny", "engine": engine, "device": "cpu",
+            "hardware": "", "iteration_ms": 30, "warmup_iterations": 1, "timed_iterations": 9,
+            "point": label, "status": "ok", "verdict": "trains", "dtype": dtype, "model": "tiny",
+            "dp": 1 + (dtype == "bf16"), "micro_batch_size": 2, "global_batch_size": 4,
+            "max_allocated_gib": 0.4 + 0.001 * place, "host_peak_gib": 0.5 + 0.001 * place,
+        })  # fmt: skip
+    folder.mkdir()
+    (folder / "study.json").write_text(study.as_json())
+    with (folder / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "iterations.csv").write_text("path,label,case,engine,iteration,loss\n")
+    tables = read_tables(folder)
+    return figures(tables.study)["ladder"].draw(tables)
+
+
+def test_marks_that_are_close_have_names_beside_each_other(tmp_path):
+    figure = ladder(tmp_path / "tables")
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert {"a", "ZeRO-1, fp16", "ZeRO-3, both offloaded"} <= {*texts}
+    assert overlapping(figure) == []
 
 
 def test_names_of_ticks_that_have_room_stay_level(draw, sweep):

@@ -96,7 +96,7 @@ def marks(ax):
     found = {True: {}, False: {}}
     for line in ax.lines:
         at = (line.get_xdata()[0], line.get_ydata()[0])
-        found[line.get_markerfacecolor() == "white"][at] = texts[at]
+        found[line.get_markerfacecolor() == "white"][at] = texts.get(at, "")
     return found[False], found[True]
 
 
