@@ -14,7 +14,7 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -40,12 +40,17 @@ def complain(text: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes ``-`` or ``_`` in an option's name, and names the nearest of an unknown one."""
+    """Takes ``-`` or ``_`` in an option's name, and names the nearest of an unknown one.
+
+    Attributes:
+        elsewhere: Options of other programs, to what stands for them in this one.
+    """
 
     def __init__(self, prog: str | None = None, description: str = "", **more: Any) -> None:
         more.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         more.setdefault("allow_abbrev", False)
         super().__init__(prog=prog, description=description, **more)
+        self.elsewhere: Mapping[str, str] = {}
 
     def read(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse the arguments, by default those of this process.
@@ -79,6 +84,7 @@ class Parser(argparse.ArgumentParser):
         begun = [name for name in known if name.startswith(word)]
         near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
         hint = f"did you mean '{near[0]}'?" if near else "see --help"
+        hint = self.elsewhere.get(word, hint)
         kind = "option" if word.startswith("-") else "argument"
         raise ConfigError(f"unknown {kind} {word!r}: {hint}")
 

@@ -15,8 +15,8 @@ class explain:
 
     @staticmethod
     def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-        """``unknown model '7': did you mean '7B'? known: ...``."""
+        """``unknown model '7': did you mean '7B'? known: ...``; no guess where nothing is near."""
         names = list(known)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
         hint = f"did you mean '{near[0]}'? " if near else ""
         return f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}"

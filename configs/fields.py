@@ -19,6 +19,7 @@ class FieldRow(Table):
     default: bool | int | float | str = 0
     choices: tuple[str, ...] = ()  # of a text, where not every one will do
     description: str = ""  # what it sets, with its unit; shown by --help
+    spellings: tuple[str, ...] = ()  # other names of its option
     title: str  # before the value in names, labels and legends: stride for stride 2
     minimum: float | None = None
     maximum: float | None = None

@@ -20,6 +20,40 @@ from launch.trainers import OWN_TRAINER, TRAINERS
 NOT_OF_SWEEPS = ("name", "model", "engine")
 """Fields that tell a sweep's points apart, and are no options of it."""
 
+_LEAVE_OUT = "leave it out:"
+MEGATRON = {
+    "--dataset-impl": f"{_LEAVE_OUT} token files are always read as mmap does",
+    "--data-impl": f"{_LEAVE_OUT} token files are always read as mmap does",
+    "--lr-decay-style": f"{_LEAVE_OUT} the rate always falls as half a cosine",
+    "--lr-decay-iters": f"{_LEAVE_OUT} the rate falls until the last iteration",
+    "--log-interval": f"{_LEAVE_OUT} every iteration is written down",
+    "--distributed-backend": f"{_LEAVE_OUT} NCCL on GPUs, else gloo",
+    "--tokenizer-type": f"{_LEAVE_OUT} tokens are made before, by python -m dataset",
+    "--vocab-file": f"{_LEAVE_OUT} tokens are made before, by python -m dataset",
+    "--merge-file": f"{_LEAVE_OUT} tokens are made before, by python -m dataset",
+    "--data-path": "give --data-prefix",
+    "--num-layers": "give --model.layers",
+    "--hidden-size": "give --model.hidden",
+    "--ffn-hidden-size": "give --model.ffn",
+    "--num-attention-heads": "give --model.heads",
+    "--seq-length": "give --model.seq-length",
+    "--max-position-embeddings": "give --model.seq-length",
+    "--train-iters": "give --iterations",
+    "--eval-iters": "give --eval-iterations",
+    "--lr-warmup-iters": "give --lr-warmup-iterations",
+    "--tensor-model-parallel-size": "give --tp",
+    "--pipeline-model-parallel-size": "give --pp",
+    "--attention-dropout": f"{_LEAVE_OUT} there is no dropout",
+    "--hidden-dropout": f"{_LEAVE_OUT} there is no dropout",
+    "--fp16": "give --dtype fp16",
+    "--bf16": "give --dtype bf16",
+    "--checkpoint-activations": "give --activation-checkpointing",
+    "--recompute-activations": "give --activation-checkpointing",
+    "--save": "give --save-interval: a run's folder has its checkpoints",
+    "--load": "give --continue-from",
+}
+"""Options of Megatron's scripts, to what stands for them here."""
+
 
 def add_study_option(parser: cli.Options) -> None:
     """Add ``--study``, which :func:`study_in` reads."""
@@ -42,22 +76,27 @@ def add_field_options(parser: Parser, study: Study, left_out: Sequence[str] = ()
     """Add an option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
-    command lines. An option that the parser has already stays.
+    command lines. An option that the parser has already stays. A switch without a value is on.
     """
+    parser.elsewhere = MEGATRON
 
-    def add(group: argparse._ArgumentGroup, name: str, text: str) -> None:
-        flag = "--" + name.replace("_", "-")
-        if flag not in parser._option_string_actions:
-            group.add_argument(flag, dest=name, metavar="V", help=text)
+    def add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, default: str = "") -> None:
+        row = study.fields.get(name)
+        spellings = [name, *(row.spellings if row else ())]
+        flags = [f"--{spelling.replace('_', '-')}" for spelling in spellings]
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+        if flags[0] not in parser._option_string_actions:
+            text = _help(field) + default
+            group.add_argument(*flags, dest=name, metavar="V", help=text, **switch)
 
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
         if name not in left_out:
-            add(fields, name, _help(field) + default)
+            add(fields, name, field, default)
     model = parser.add_argument_group("fields of the model")
     for name, field in MODEL_FIELDS.items():
-        add(model, name, _help(field))
+        add(model, name, field)
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:

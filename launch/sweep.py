@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 import time
 from argparse import Namespace
@@ -12,6 +13,7 @@ from functools import partial
 
 from configs.cli import EXIT_USAGE, Parser, complain, count, duration, run_command, say
 from configs.errors import ConfigError, explain
+from configs.naming import Namer, flat
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep, load_sweep, sweep_names
@@ -119,10 +121,10 @@ def choose_points(
 ) -> list[str]:
     """Return the names of the points that ``--only`` or ``--index`` asks for, in the plan's order.
 
-    ``only`` has names, parts of names, or patterns with ``*``; ``index`` counts from 1.
+    ``only`` has what tells points, see :func:`_meant`; ``index`` counts from 1.
 
     Raises:
-        ConfigError: nothing is meant by one of them; the nearest name is given.
+        ConfigError: nothing is meant by one of them; the points are named.
     """
     names = [point.name for point in points]
     if index is not None:
@@ -131,12 +133,57 @@ def choose_points(
         return [names[index - 1]]
     chosen: set[str] = set()
     for word in only:
-        found = [name for name in names if name == word]
-        found = found or fnmatch.filter(names, word) or [n for n in names if word in n]
+        found = _meant(word, points)
         if not found:
             raise ConfigError(explain.unknown("point", word, names))
         chosen.update(found)
     return [name for name in names if name in chosen] if only else names
+
+
+def _meant(given: str, points: Sequence[Point]) -> list[str]:
+    """Return the names of the points that some words mean, as narrowly as they can be taken.
+
+    A name or a pattern with ``*``; else words of the name, of which a number stands beside its
+    word, before it or after it; else a part of the name; else a setting that the name does not
+    tell, such as ``layers 8``. Large letters are as small ones.
+    """
+    words = given.lower().replace(",", " ").split()
+    text, pairs = " ".join(words), _with_their_numbers(words)
+    names = {point.name: point.name.lower() for point in points}
+
+    def is_setting(point: Point) -> bool:
+        namer, fields = Namer(point.study), flat(point)
+        settings = (namer.setting(name, value) for name, value in fields.items())
+        return sorted(words) in (sorted(setting.lower().split()) for setting in settings)
+
+    for found in (
+        [name for name, own in names.items() if own == text],
+        [name for name, own in names.items() if fnmatch.fnmatchcase(own, text)],
+        [name for name, own in names.items() if all(_stands_in(own.split(), p) for p in pairs)],
+        [name for name, own in names.items() if text in own],
+        [point.name for point in points if is_setting(point)],
+    ):
+        if found:
+            return found
+    return []
+
+
+def _with_their_numbers(words: Sequence[str]) -> list[list[str]]:
+    """Pair each number with the word before it, or else after it: ``[[tiny], [dp, 4]]``."""
+    pairs: list[list[str]] = []
+    for word in words:
+        is_number = re.fullmatch(r"[\d.]+", word) is not None
+        last = pairs[-1] if pairs else []
+        if len(last) == 1 and is_number != (re.fullmatch(r"[\d.]+", last[0]) is not None):
+            last.append(word)
+        else:
+            pairs.append([word])
+    return pairs
+
+
+def _stands_in(words: Sequence[str], some: Sequence[str]) -> bool:
+    places = range(len(words) - len(some) + 1)
+    return any(sorted(words[at : at + len(some)]) == sorted(some) for at in places)
 
 
 def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
@@ -164,7 +211,7 @@ def build_parser(study: Study) -> Parser:
     what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
     switch("--all", help="every sweep of the study, one after the other")
     what.add_argument("--engines", metavar="A,B", help="in place of the sweep's engines")
-    only = "name, part of it or pattern"
+    only = "name, words or part of it, pattern, or a setting as layers 8"
     what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
     index = "the N-th point alone, from 1, as a task of a job array does"
     what.add_argument("--index", type=count, metavar="N", help=index)

@@ -24,6 +24,8 @@ _NEEDS = {
     "use_error_feedback": ("inter_grad_comp", "grad_comp"),
 }
 """Settings that have no effect without one of others."""
+_SPELLINGS = {"check_orth_error": ["--check_orth_error_acti"]}
+"""What the artifact calls an option that has another name here."""
 
 
 class SettingsError(ValueError):
@@ -135,11 +137,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the artifact's options to a program's own."""
     group = parser.add_argument_group("compressed communication")
     for field in fields(Settings):
+        names = [f"--{field.name}", *_SPELLINGS.get(field.name, [])]
         if isinstance(field.default, bool):
-            group.add_argument(f"--{field.name}", action="store_true")
+            group.add_argument(*names, action="store_true", dest=field.name)
         else:
             kind = type(field.default)
-            group.add_argument(f"--{field.name}", type=kind, default=field.default)
+            group.add_argument(*names, type=kind, default=field.default, dest=field.name)
 
 
 def from_arguments(arguments: argparse.Namespace) -> Settings:

@@ -2,7 +2,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.schema import Model
-from configs.study import default_study
+from configs.study import default_study, load_study
 from launch import cli, run
 
 STUDY = default_study()
@@ -48,9 +48,30 @@ def test_a_study_is_the_default_one_or_the_one_that_is_named(words):
         (["--timeout", "x"], r"--timeout.*'x'"),
         (["--timeout", "-1"], r"--timeout.*above 0"),
         (["--hang-timeout", "-1"], r"--hang-timeout.*0 or above"),
+        (["--dataset-impl", "mmap"], r"--dataset-impl': leave it out: .* mmap"),
+        (["--train_iters", "9"], r"unknown option '--train-iters': give --iterations$"),
         (["--monitor-interval", "nan"], r"--monitor-interval.*0 or above"),
     ],
 )
 def test_a_wrong_option_is_named(words, message):
     with pytest.raises(ConfigError, match=message):
         overrides(*words)
+
+
+@pytest.mark.parametrize("name", cli.MEGATRON)
+def test_what_stands_for_megatrons_option_is_there(name):
+    known = run.build_parser(STUDY)._option_string_actions
+    assert name not in known
+    verb, _, flag = cli.MEGATRON[name].partition(" ")
+    assert verb != "give" or flag.partition(":")[0].split()[0] in known
+
+
+def test_a_switch_may_have_no_value_and_another_spelling():
+    study = load_study("optimus-cc")
+
+    def read(*words):
+        return cli.field_overrides(run.build_parser(study).read(["tiny", *words]), study)
+
+    for words in ("--check_orth_error_acti", "--check-orth-error", "--check-orth-error=true"):
+        assert read(words) == {"check_orth_error": "true"}
+    assert read("--check-orth-error", "false") == {"check_orth_error": "false"}

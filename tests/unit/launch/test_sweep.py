@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.errors import ConfigError
-from configs.sweep import load_sweep
+from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module, run as run_command
 from launch.derive import derive
@@ -99,8 +99,40 @@ def test_points_are_chosen_by_name_part_pattern_and_position(only, index, found)
 
 
 @pytest.mark.parametrize(
+    ("only", "found"),
+    [
+        ("dp 4", ["tiny DP 4 vanilla", "tiny DP 4 hybrid stride 2"]),
+        ("4 DP", ["tiny DP 4 vanilla", "tiny DP 4 hybrid stride 2"]),
+        ("DP 4, vanilla", ["tiny DP 4 vanilla"]),
+        ("TINY hybrid dp 2", ["tiny DP 2 hybrid stride 2"]),
+        ("DP 2", ["tiny DP 2 vanilla", "tiny DP 2 hybrid stride 2"]),
+        ("dp 1", ["tiny DP 1 vanilla", "tiny DP 1 hybrid stride 2"]),
+        ("4 hyb", ["tiny DP 4 hybrid stride 2"]),
+        ("Tiny dp 1 *", ["tiny DP 1 vanilla", "tiny DP 1 hybrid stride 2"]),
+    ],
+)
+def test_any_part_of_what_is_printed_chooses_points(only, found):
+    grid = {"model": ["tiny"], "dp": [1, 2, 4, 12]}
+    engines = [{"engine": "vanilla"}, {"engine": "hybrid", "stride": 2}]
+    points = make_sweep(
+        {"name": "s", "grid": grid, "engines": engines, "point": {"accumulation": 1}}
+    )
+    assert choose_points(points.points(None), [only]) == found
+
+
+def test_a_setting_that_no_name_tells_chooses_points():
+    points = load_sweep("models").small().points(None)
+    assert choose_points(points, ["8 layers"]) == [p.name for p in points if p.model.layers == 8]
+    assert choose_points(points, ["layers 2"]) == [p.name for p in points if p.model.layers == 2]
+
+
+@pytest.mark.parametrize(
     ("only", "index", "words"),
-    [(["tiny vanila"], None, "did you mean 'tiny vanilla'"), ([], 4, "points 1 to 3")],
+    [
+        (["tiny vanila"], None, "did you mean 'tiny vanilla'"),
+        (["dp 4"], None, "^unknown point 'dp 4': known: tiny vanilla, tiny async-gradients, "),
+        ([], 4, "points 1 to 3"),
+    ],
 )
 def test_what_names_no_point_is_refused(only, index, words):
     with pytest.raises(ConfigError, match=words):

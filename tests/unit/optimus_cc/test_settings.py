@@ -37,6 +37,7 @@ def test_the_artifacts_options_are_accepted_as_they_are():
     found = parse(f"{words} --grad_comp --grad_comp_method 4bit")
     assert (found.inter_grad_comp_method, found.grad_comp_method) == ("fp8", "4bit")
     assert found.check_orth_error
+    assert parse("--inter_grad_comp --check_orth_error_acti").check_orth_error
 
 
 def test_the_defaults_compress_nothing_and_are_the_readmes():
