@@ -164,7 +164,8 @@ class Point(Table):
     split: str = Field(default="949,50,1", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$")
     """Shares of train, validation and test documents."""
     eval_interval: int = Field(default=0, ge=0)
-    """Iterations from one evaluation on validation documents to the next; 0 for none."""
+    """Iterations from one evaluation on validation documents to the next, and one at the end; 0
+    for none."""
     eval_iterations: PositiveInt = 10
     """Global batches of an evaluation, the same ones every time."""
     save_interval: int = Field(default=0, ge=0)

@@ -126,7 +126,7 @@ def device_name(device: torch.device) -> str:
 def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
     """Train, evaluate and save from the run's first iteration to its last.
 
-    A checkpoint is saved at every interval, and then also at the end.
+    An evaluation or a checkpoint comes at every interval, and then also at the end.
     """
     point, first = run.point, 1
     if run.checkpoint is not None:
@@ -137,9 +137,10 @@ def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
     adapter.begin_timing()
     for number in range(first, point.iterations + 1):
         recorder.iteration(adapter.train(number))
-        evaluates = _is_due(number, point.eval_interval)
-        is_last = point.save_interval > 0 and number == point.iterations
-        saves = _is_due(number, point.save_interval) or is_last
+        evaluates, saves = (
+            interval > 0 and (number % interval == 0 or number == point.iterations)
+            for interval in (point.eval_interval, point.save_interval)
+        )
         if evaluates:
             begin = time.perf_counter()
             loss = adapter.evaluate()
@@ -151,10 +152,6 @@ def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
         if evaluates or saves:
             adapter.begin_timing()
     adapter.end_save()
-
-
-def _is_due(iteration: int, interval: int) -> bool:
-    return interval > 0 and iteration % interval == 0
 
 
 def learning_rate(point: Point, iteration: int) -> float:

@@ -100,6 +100,7 @@ class PipelineAdapter(loop.Adapter):
 
         point, settings = run.point, settings_of(run)
         self.point, self.device = point, device
+        self._epilogue_only = settings.inter_grad_comp_epilogue_only
         self.groups: Any = ProcessGroupCollection.use_mpu_process_groups()
         self.stage = self.groups.pp.rank()
         self.is_last = self.stage == point.pp - 1
@@ -343,10 +344,26 @@ class PipelineAdapter(loop.Adapter):
             sums, counts = self._errors.sum(1)
             means = (sums / counts).tolist()
             found |= dict(zip(STATISTICS, map(finite_or_none, means), strict=True))
+            missing = [name for name in STATISTICS if found[name] is None]
+            found["reasons"] = dict.fromkeys(missing, self._why_nothing_was_compared(counts))
         if (loss := self._validation_loss) is not None:
             found["validation_loss"] = finite_or_none(loss)
             found["validation_perplexity"] = finite_or_none(perplexity(loss))
         return found
+
+    def _why_nothing_was_compared(self, counts: Tensor) -> str:
+        """Say why messages have no statistics; ``counts`` are how many have each of them."""
+        if not counts.any():
+            return "every message was sent whole, as compressed it would be no smaller"
+        why = "no compressed message was followed by that of another micro-batch"
+        if self.point.accumulation == 1:
+            return f"{why}: an iteration has one micro-batch; accumulate two or more"
+        if self._epilogue_only:
+            return (
+                f"{why}: of {self.point.pp} stages a link's epilogue has {self.point.pp - 1} at "
+                "most; give inter_grad_comp_epilogue_only = false, or more stages"
+            )
+        return why
 
 
 class Optimizer:

@@ -41,9 +41,9 @@ def test_every_iteration_has_a_rate_between_the_bounds(warmup):
 
 @pytest.mark.parametrize(
     ("fields", "evaluated", "saved"),
-    [({"save_interval": 3, "eval_interval": 3}, [3, 6], [3, 6, 7]), ({}, [], [])],
+    [({"save_interval": 3, "eval_interval": 3}, [3, 6, 7], [3, 6, 7]), ({}, [], [])],
 )
-def test_checkpoints_are_due_at_every_interval_and_at_the_end(
+def test_evaluations_and_checkpoints_are_due_at_every_interval_and_at_the_end(
     monkeypatch, fields, evaluated, saved
 ):
     seen = {"evaluation": [], "checkpoint": [], "iteration": []}

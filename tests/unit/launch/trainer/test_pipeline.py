@@ -11,6 +11,7 @@ from launch.trainer import pipeline_adapter
 from launch.trainer.loop import learning_rate
 from launch.trainer.pipeline_adapter import COMMUNICATION, Optimizer, PipelineAdapter
 from optimus_cc import Kind
+from optimus_cc.error_statistics import STATISTICS
 
 MODEL = {
     **{"name": "test", "hidden": 8, "ffn": 8, "layers": 2, "heads": 2, "kv_heads": 2},
@@ -136,3 +137,31 @@ def test_times_are_means_over_ranks_and_bytes_are_sums(monkeypatch):
     sent_bytes, times = PipelineAdapter._over_ranks(measured, 0.03)
     assert sent_bytes == {f"{kind}_bytes": 4 * (10 + i) for i, kind in enumerate(Kind)}
     assert times == pytest.approx([30.0, 15.0, *[1.0] * len(COMMUNICATION), 5.0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts", "missing", "reason"),
+    [
+        (
+            {"pp": 2},
+            [0, 0, 0, 5],
+            3,
+            "stages a link's epilogue has 1 at most; give inter_grad_comp",
+        ),
+        ({"pp": 2, "global_batch_size": 1}, [0, 0, 0, 5], 3, "accumulate two or more"),
+        ({"pp": 2}, [0, 0, 0, 0], 4, "every message was sent whole"),
+        ({"pp": 2}, [5, 5, 5, 5], 0, ""),
+    ],
+)
+def test_statistics_that_are_missing_have_a_reason(fields, counts, missing, reason):
+    adapter = PipelineAdapter.__new__(PipelineAdapter)
+    adapter.point = point(**{"engine": "cb", "global_batch_size": 4, **fields})
+    adapter.device, adapter._epilogue_only = torch.device("cpu"), True
+    nothing = SimpleNamespace(state_dict=dict, statistics="asked for")
+    adapter.communicator, adapter.reduction = SimpleNamespace(compressor=nothing), nothing
+    adapter._sent_bytes, adapter._validation_loss = {}, None
+    adapter._errors = torch.tensor([[[1.0] * 4], [counts]], dtype=torch.float64)
+    found = adapter.results()
+    assert [found[name] is None for name in STATISTICS].count(True) == missing
+    assert set(found["reasons"]) == {name for name in STATISTICS if found[name] is None}
+    assert all(reason in text for text in found["reasons"].values())
