@@ -170,6 +170,20 @@ Figure = Annotated[WholeFigure | ResultsFigure | SweptFigure, Field(discriminato
 """A figure that a study declares; :mod:`plots.registry` draws its kind."""
 
 
+class Result(Table):
+    """A column of ``runs.csv`` that the study is about; a text alone is its title."""
+
+    title: str  # what it is, in words
+    unit: str = ""
+    better: Literal["", "higher", "lower"] = ""
+    """Reports open with the columns that say it; the others are in the tables alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_title(cls, value: object) -> object:
+        return {"title": value} if isinstance(value, str) else value
+
+
 class Companion(Table):
     """A process beside the ranks, one for every device that they use."""
 
@@ -216,8 +230,9 @@ class Study(Table):
     engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)
-    results: dict[str, str] = Field(default_factory=dict)
-    """Numbers of the last line of ``metrics.jsonl``, columns of ``runs.csv``, to what they mean."""
+    results: dict[str, Result] = Field(default_factory=dict)
+    """Columns of ``runs.csv`` that it argues with; numbers of the last line of ``metrics.jsonl``
+    become columns by being named here."""
     companions: dict[str, Companion] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config for every engine."""

@@ -59,6 +59,8 @@ class Sweep(_Form):
     """Name of the sweep and of its results folder."""
     description: str = ""  # what it shows, in a line
     figures: tuple[str, ...] = ("iteration-breakdown", "loss")  # figures of plots that show it
+    results: tuple[str, ...] = ()
+    """Results of the study that the report opens with; by default all that say which is better."""
     model: str = AUTO_MODEL
     """A model of the study, or ``auto`` for the largest that fits; unused beside ``grid.model``."""
     auto_fits: Literal["all", "reference"] = "all"
@@ -78,6 +80,13 @@ class Sweep(_Form):
                 for key in table:
                     if key not in known:
                         raise ValueError(explain.unknown("field", key, known))
+        return self
+
+    @model_validator(mode="after")
+    def _known_results(self) -> Self:
+        for name in self.results:
+            if name not in self.study.results:
+                raise ValueError(explain.unknown("result", name, self.study.results))
         return self
 
     def small(self) -> Sweep:

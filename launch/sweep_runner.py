@@ -334,6 +334,7 @@ def write_index(
         "name": sweep.name,
         "description": sweep.description,
         "figures": list(sweep.figures),
+        "results": list(sweep.results),
         "study": sweep.study.as_table(),
         "points": points,
         "runs": runs,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 import os
 import re
 from collections import Counter
@@ -36,6 +37,7 @@ from parse.compare import (
     write_comparisons,
 )
 from parse.records import LogError, as_table
+from parse.results import results_of
 from parse.run import (
     MEASURED,
     PUBLISHED,
@@ -114,6 +116,7 @@ def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
     with writing(out):
         about = {key: parsed.context[key] for key in ("name", "description", "headline")}
         about |= {"study": study.name, "findings": [finding._asdict() for finding in found]}
+        about["results"] = parsed.context["results"].as_table()
         write_json(out / FINDINGS_FILE, about)
     return parsed
 
@@ -124,8 +127,8 @@ def write_report(parsed: ParsedSweep) -> None:
     Raises:
         LogError: a figure cannot be read, or the folder cannot be written.
     """
-    folder, asked = parsed.folder, parsed.index.get("figures")
-    wanted = [str(name) for name in asked] if isinstance(asked, list) else []
+    folder, wanted = parsed.folder, _names(parsed.index, "figures")
+    left_out = as_table(parsed.index.get("figures_left_out"))
     titles = {name: figure.title for name, figure in parsed.runs[0].study.figures.items()}
     with writing(folder):
         figures = find_figures(folder / "figures", wanted, titles, parsed.context["measured"])
@@ -133,6 +136,7 @@ def write_report(parsed: ParsedSweep) -> None:
         context = parsed.context | {
             "figures": figures,
             "not_drawn": [name for name in wanted if name not in drawn],
+            "left_out": [f"{name} ({why})" for name, why in left_out.items()],
             "tables": [name for name in _TABLES if (folder / "tables" / f"{name}.csv").is_file()],
         }
         for name, render in (("report.md", render_markdown), ("report.html", render_html)):
@@ -177,8 +181,10 @@ def _context(
     machine = str(about.get("machine") or "an unknown machine") if predicted else ""
     on_cpu = any(run.log.on_cpu for run in runs)
     links = shaped_links(run.fields.get("link_mbit") for run in runs)
-    place = SIMULATED if predicted else "measured on a CPU" if on_cpu else MEASURED
-    statuses = Counter(str(row["status"]) for row in rows).most_common()
+    measured = "measured on a CPU" if on_cpu else MEASURED
+    sources = {run.source for run in runs}
+    place = " and ".join(measured if one == MEASURED else one for one in SOURCES if one in sources)
+    points = group_points(runs)
     ratios = [item.ratios["iteration"] for item in comparisons]
     compared = {id(item.ours.runs[0]): item for item in comparisons}
     beside = _with_published(runs)
@@ -188,19 +194,21 @@ def _context(
         "description": str(index.get("description") or ""),
         "study": study,
         "machine": machine,
-        "warmup": warmup,
+        "times": _times(predicted, warmup),
         "on_cpu": on_cpu,
         "measured": ", ".join(filter(None, (place, links))),
-        "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
+        "counts": _counts(rows),
         "headline": _deviation(beside, timed_phases(study)) if predicted else headline,
         "phases": timed_phases(study),
-        "summary": [_summary_row(point, compared, warmup) for point in group_points(runs)],
+        "results": results_of(points, _names(index, "results"), warmup),
+        "summary": [_summary_row(point, compared, warmup) for point in points],
         "comparisons": [_comparison_row(item) for item in comparisons],
         "one_run_intervals": any(r is not None and r.covers == INSIDE_A_RUN for r in ratios),
+        "has_intervals": any(r is not None and r.low is not None for r in ratios),
         "verdicts": [(finding.label, finding.verdict) for finding in parsed.findings],
         "beside": beside,
         "runs": rows,
-        "failed": [row for row in rows if row["status"] not in ("ok", "unknown")],
+        "failed": [row for row in rows if row["is_failed"]],
         "not_run": _not_run(index),
         "setup": [
             *_machine_rows(about),
@@ -211,6 +219,33 @@ def _context(
         "resamples": RESAMPLES,
         "seed": SEED,
     }
+
+
+def _names(index: Mapping[str, Any], key: str) -> list[str]:
+    listed = index.get(key)
+    return [str(name) for name in listed] if isinstance(listed, list) else []
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``3 runs: 3 ok``; what was not run apart: ``15 simulated: 15 fit; 6 published``."""
+    found = []
+    for source in SOURCES:
+        own = [row for row in rows if row["source"] == source]
+        words = Counter(str(row["status"]) for row in own).most_common()
+        # Those that a simulation has no failure of have its own word.
+        told = ", ".join(f"{n} {'fit' if word == SIMULATED else word}" for word, n in words)
+        told = f": {told}" if source != PUBLISHED else ""
+        if own:
+            found.append(f"{len(own)} {'runs' if source == MEASURED else source}{told}")
+    return "; ".join(found)
+
+
+def _times(predicted: bool, warmup: int) -> str:
+    """What the numbers of the table of times are."""
+    if predicted:
+        return "one iteration each, without checkpoints and evaluations"
+    first = "iteration" if warmup == 1 else f"{warmup} iterations"
+    return f"median (IQR) / mean over all finished repeats, without the first {first} of each run"
 
 
 def _headlines(comparisons: Sequence[PointComparison], reference: str) -> list[str]:
@@ -267,9 +302,13 @@ def _summary_row(
     failed = [f"{n} of {len(point.runs)} {word}" for word, n in Counter(words).items()]
     holds = item is None or item.equality in ("equal", "close")
     speedup = item.speedup("iteration") if item else None
+    is_measured = point.runs[0].source == MEASURED
+    if whole and not is_measured:
+        count = point.runs[0].source
     return {
         "label": point.label,
-        "ok": bool(whole) and holds and not bad,
+        # Green is what was measured and holds.
+        "tone": "" if not is_measured else "ok" if whole and holds and not bad else "bad",
         "spreads": [(_spread_text(s), s.median_ms if s else None) for s in spreads],
         "count": "; ".join([count, *failed]),
         "equality": item.equality if item else "",
@@ -306,17 +345,22 @@ def _run_row(run: Run, folder: Path, warmup: int) -> dict[str, Any]:
     seconds = run.status_json.get("seconds")
     times = spread([run.times_ms("iteration", warmup)] if run.finished else [])
     last, older = run.status_json.get("last_lines"), run.recorded("older")
+    is_failed = run.status not in ("", "ok")
+    status = run.status if is_failed or run.source == MEASURED else run.source
+    is_ok = run.status == "ok" and run.source == MEASURED
     return {
         "label": run.label,
-        "status": run.status or "unknown",
-        "ok": run.status == "ok",
+        "source": run.source,
+        "status": status or "unknown",
+        "is_failed": is_failed,
+        "tone": "bad" if is_failed else "ok" if is_ok else "",
         "seconds": f"{seconds:.1f}" if isinstance(seconds, int | float) else "",
         "cause": run.cause or (older and f"result of older code: {older}"),
         "iterations": len(run.log.iterations),
         "iteration": _spread_text(times) if times else "",
         "iteration_ms": times.median_ms if times else None,
         "rejects": len(run.log.rejects),
-        "loss": run.loss.text,
+        "loss": run.loss.text if run.source == MEASURED else "",
         "link": link_to(run.log.path, folder) if run.log.path.is_file() else "",
         "last_lines": [str(line) for line in last] if isinstance(last, list) else [],
     }
@@ -394,14 +438,17 @@ def _machine_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _with_published(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row a published value: predicted, published, and by how much the first is off."""
-    own = {run.label: run for run in runs if run.source == SIMULATED}
+    own = {json.dumps(run.point): run for run in runs if run.source == SIMULATED}
     rows = []
-    for run in (run for run in runs if run.source == PUBLISHED and run.label in own):
+    for run in runs:
+        predicted = own.get(json.dumps(run.point))
+        if run.source != PUBLISHED or predicted is None:
+            continue
         for phase in timed_phases(run.study):
-            theirs, ours = run.times_ms(phase, 0), own[run.label].times_ms(phase, 0)
+            theirs, ours = run.times_ms(phase, 0), predicted.times_ms(phase, 0)
             if theirs and ours and theirs[0]:
                 off = ours[0] / theirs[0] - 1
-                row = {"label": run.label, "phase": phase, "off": off, "where": run.hardware}
+                row = {"label": predicted.label, "phase": phase, "off": off, "where": run.hardware}
                 rows.append(row | {"shown": (f"{ours[0]:.0f}", f"{theirs[0]:.0f}", f"{off:+.0%}")})
     return rows
 

@@ -23,6 +23,7 @@ from parse.records import (
     Iteration,
     Log,
     LogError,
+    Metrics,
     after_warmup,
     as_number,
     as_table,
@@ -245,6 +246,7 @@ def read_values(path: Path) -> Log:
         world_size=ranks if isinstance(ranks, int) else None,
         device_name=_text(values.get("about")) or None,
         recognised=True,
+        metrics=Metrics(path, end=values),
     )
 
 
@@ -334,8 +336,9 @@ def _text(value: object) -> str:
 def label_runs(runs: Sequence[Run]) -> Study:
     """Set ``study``, ``case``, ``name`` and ``label`` of every run.
 
-    Points keep the names that they were run under, unless two of different settings share one. The
-    label adds the repeat, or a number where the repeats are not counted, where that is not unique.
+    Points keep the names that they were run under, unless two of different settings share one; what
+    others published says so in its name. The label adds the repeat, or a number where the repeats
+    are not counted, where that is not unique.
 
     Returns:
         The study that the runs are of.
@@ -355,7 +358,8 @@ def label_runs(runs: Sequence[Run]) -> Study:
     seen: set[tuple[str, str, int]] = set()
     for run, point, given in zip(runs, points, own, strict=True):
         run.case = namer.case(point, of_case)
-        run.name = given or namer.name(point, varying)
+        said = ", published" if run.source == PUBLISHED else ""
+        run.name = f"{given or namer.name(point, varying)}{said}"
         number = run.repeat or 1
         while (run.name, run.source, number) in seen:
             number += 1

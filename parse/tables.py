@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -62,7 +63,8 @@ def run_columns(study: Study) -> list[str]:
     parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
     over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
     of the run's last evaluation, ``checkpoint_stall_ms`` is the median time that training stood
-    still for a checkpoint. ``point`` is the same in repeats of one point, as
+    still for a checkpoint, ``checkpoint_lost_ms`` that and what the iterations up to the next one
+    took longer than those before the first. ``point`` is the same in repeats of one point, as
     ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
     the run was started. A switch that is on is 1.
     """
@@ -80,7 +82,7 @@ def run_columns(study: Study) -> list[str]:
         *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
         *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
         *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent", "link_mbit"),
-        *(*own, "checkpoint_stall_ms"),
+        *(*own, "checkpoint_stall_ms", "checkpoint_lost_ms"),
     ]
     return list(dict.fromkeys(columns))
 
@@ -190,7 +192,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
     printed = [record.printed.get("tflops") for record in after_warmup(log.iterations, skipped)]
     tflops = [figure for figure in printed if figure is not None]
     end = log.metrics.end if log.metrics else {}
-    return {
+    row = {
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
         **{name: fmean(found) if found else None for name, found in times.items()},
         **{name.replace("_ms", "_median_ms"): found for name, found in medians.items()},
@@ -218,16 +220,34 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "busy": run.busy,
         **_usage(run),
         **(list(_evaluations(run).values()) or [{}])[-1],
-        **{name: as_number(end.get(name)) for name in run.study.results},
-        "checkpoint_stall_ms": _checkpoint_stall(run),
+        **_checkpoints(run, skipped),
     }
+    said = {name: as_number(end.get(name)) for name in run.study.results}
+    return {**row, **{name: value for name, value in said.items() if row.get(name) is None}}
 
 
-def _checkpoint_stall(run: Run) -> float | None:
-    """Return the median time in ms that training stood still for a checkpoint."""
+def _checkpoints(run: Run, skipped: int) -> dict[str, float | None]:
+    """Return medians in ms: how long training stood still for a checkpoint, and what it lost by it.
+
+    Iterations from one checkpoint to the next are held against those before the first one. The last
+    checkpoint counts only where training goes on after it.
+    """
     events = run.log.metrics.checkpoints if run.log.metrics else []
-    stalls = finite([as_number(event.get("stall_ms")) for event in events])
-    return median(stalls) if stalls else None
+    stalls = [(event.get("iteration"), as_number(event.get("stall_ms"))) for event in events]
+    known = {at: ms for at, ms in stalls if isinstance(at, int) and ms is not None}
+    times = {r.iteration: r.phase_ms("iteration") for r in run.log.iterations[skipped:]}
+    timed = {number: ms for number, ms in times.items() if ms is not None}
+    lost, first = [], min(known, default=0)
+    before = [ms for number, ms in timed.items() if number <= first]
+    for at, following in pairwise([*sorted(known), max(timed, default=0)]):
+        after = [ms for number, ms in timed.items() if at < number <= following]
+        if before and after:
+            lost.append(known[at] + sum(after) - len(after) * median(before))
+    stood_still = finite([ms for _, ms in stalls])
+    return {
+        "checkpoint_stall_ms": median(stood_still) if stood_still else None,
+        "checkpoint_lost_ms": median(lost) if lost else None,
+    }
 
 
 def _usage(run: Run) -> dict[str, float | None]:

@@ -152,7 +152,10 @@ def published(study: Study) -> dict[str, dict[str, float]]:
         return {}
     text = path.read_text(encoding="utf-8").splitlines()
     found: dict[str, dict[str, float]] = {}
-    for row in csv.DictReader(line for line in text if not line.startswith("#")):
+    rows = csv.DictReader(line for line in text if not line.startswith("#"))
+    if "sweep" in (rows.fieldnames or ()):
+        return {}  # of points: what simulations stand beside
+    for row in rows:
         try:
             found.setdefault(row["quantity"], {})[row["label"]] = float(row["value"])
         except (KeyError, TypeError, ValueError):

@@ -103,7 +103,8 @@ def quantity(column: str, study: Study) -> Quantity:
         return _KNOWN[column]
     ending = next((ending for ending in _ENDINGS if column.endswith(ending)), "")
     stem = column.removesuffix(ending)
-    title = study.results.get(column, stem.replace("_", " "))
+    result = study.results.get(column)
+    title = result.title if result else stem.replace("_", " ")
     if ending == "_ms":
         title = f"{study.phases[stem].title if stem in study.phases else title} time"
     return Quantity(column, title, _ENDINGS.get(ending, (Scale("", 1.0),)))

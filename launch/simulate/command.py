@@ -31,6 +31,7 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
+from deep_optimizer_states.predict.memory import GIB
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.identity import settings_key
@@ -38,8 +39,12 @@ from launch.records import SCHEMA_VERSION, results_of, sweep_dir
 from launch.simulate.workloads import PAPER_MACHINES, workload_of
 from launch.trainer.recorder import flops_per_iteration
 
-NOT_SIMULATED = ("loss", "memory", "utilisation")
-"""Kinds of figures of what no prediction has."""
+NOT_SIMULATED = {
+    "loss": "nothing is trained, so there is no loss",
+    "memory": "the peaks of memory are predicted, and not its course over an iteration",
+    "utilisation": "nothing runs, so there is no machine to sample",
+}
+"""Kinds of figures of what no prediction has, and why."""
 ANY_SIMULATED = "breakdown"
 """Kind of figure that every prediction has."""
 SIMULATED, PUBLISHED = "simulated", "published"
@@ -126,6 +131,11 @@ class Simulation:
             return predict(workload_of(point, self.of_paper), self.profile)
         except MachineError as error:
             raise ConfigError(str(error)) from None
+        except WorkloadError:
+            if self.of_paper:
+                # What cannot be predicted of today's software either is no matter of the paper's.
+                predict(workload_of(point), self.profile)
+            raise
 
 
 def simulate_sweep(
@@ -176,13 +186,15 @@ def simulate_sweep(
         )
     for head, reason in impossible.items():
         say(f"{head}: left out: {reason}")
-    figures = _figures(sweep)
+    figures, left_out = _figures(sweep)
     if not dry_run:
         index = {
             "name": sweep.name,
             "description": sweep.description,
             "study": sweep.study.as_table(),
             "figures": figures,
+            "figures_left_out": left_out,
+            "results": sweep.results,
             "source": SIMULATED,
             SIMULATED: simulation.about,
             "points": [],
@@ -197,11 +209,16 @@ def simulate_sweep(
     return 0 if derive is None or dry_run else derive(written.path, figures)
 
 
-def _figures(sweep: Sweep) -> list[str]:
-    """Return the figures that a prediction can fill; without any, one that it always can."""
+def _figures(sweep: Sweep) -> tuple[list[str], dict[str, str]]:
+    """Return the figures that a prediction can fill, without any one that it always can.
+
+    Those that it cannot are the second, each with the reason.
+    """
     kinds = {name: row.kind for name, row in sweep.study.figures.items()}
-    found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
-    return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
+    reasons = {name: NOT_SIMULATED.get(kinds.get(name, ""), "") for name in sweep.figures}
+    found = [name for name, reason in reasons.items() if not reason]
+    found = found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
+    return found, {name: reason for name, reason in reasons.items() if reason}
 
 
 def _line(found: Prediction) -> str:
@@ -273,6 +290,8 @@ def _predicted_values(point: Point, found: Prediction, about: Mapping[str, Any])
         "num_ranks": point.num_ranks,
         **{f"{name}_ms": 1000.0 * getattr(found, f"{name}_s") for name in _TIMED},
         "tflops": tflops,
+        "host_peak_gib": found.memory.host_bytes * point.num_ranks / GIB,
+        "gpu_peak_gib": found.memory.device_bytes / GIB or None,
         "host_memory_bytes": found.memory.host_bytes,
         "device_memory_bytes": found.memory.device_bytes,
         "page_locked_bytes": found.memory.page_locked_bytes,

@@ -64,6 +64,7 @@ class DeepSpeedAdapter(loop.Adapter):
         if device.type == "cuda":
             note_before_resets(self._peak)
         self._last_end = 0.0
+        self._copied_bytes = 0  # of the saves before the last one
         spare_garbage_collector()
 
     def begin_timing(self) -> None:
@@ -140,6 +141,7 @@ class DeepSpeedAdapter(loop.Adapter):
     def save(self, folder: Path, when_whole: Callable[[], None]) -> bool:
         in_background = self._background_saves()
         if in_background is not None:
+            self._copied_bytes += getattr(in_background.last, "copied_bytes", 0)
             in_background.when_whole = when_whole
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, random_states(self.engine.device))
@@ -168,7 +170,17 @@ class DeepSpeedAdapter(loop.Adapter):
         return state_digests(self.engine)
 
     def results(self) -> dict[str, Any]:
-        return {"reserved_peak_gib": reserved_peak_gib()}
+        return {"reserved_peak_gib": reserved_peak_gib(), **self._copied()}
+
+    def _copied(self) -> dict[str, float]:
+        """Return what all ranks copied for checkpoints because an update came first, in MiB."""
+        in_background = self._background_saves()
+        if in_background is None or in_background.last is None:
+            return {}
+        total = self._copied_bytes + in_background.last.copied_bytes
+        copied_bytes = torch.tensor(total, device=self.engine.device)
+        dist.all_reduce(copied_bytes)
+        return {"checkpoint_copied_mib": copied_bytes.item() / 2**20}
 
 
 def parallel_state() -> SimpleNamespace:

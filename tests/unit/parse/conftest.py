@@ -158,10 +158,10 @@ class SweepWriter:
             events.append(event if finite else {**event, "loss_text": "nan"})
         events += [{"event": "evaluation", "iteration": i, "loss": loss, "perplexity": 2.0}
                    for i, loss in fields["evaluations"]]  # fmt: skip
-        events += [{"event": "checkpoint", "iteration": 1, "stall_ms": stall}
-                   for stall in fields.get("stalls", ())]  # fmt: skip
+        events += [{"event": "checkpoint", "iteration": at, "stall_ms": stall}
+                   for at, stall in fields.get("stalls", ())]  # fmt: skip
         events.append({"event": "end", "iterations": len(losses), "weights_sha256": digest,
-                       "optimizer_sha256": digest})  # fmt: skip
+                       "optimizer_sha256": digest, **fields.get("end", {})})  # fmt: skip
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
 
 

@@ -46,7 +46,7 @@ def painted(sweep_writer):
         own = {"coats": 2, "wet": False}
         runs = [("oil", 0, {**same, "point": {**own, "thinner": 0.0}})]
         runs += [("acrylic", 0, {**same, "point": {**own, "thinner": 0.5, **ours}})]
-        runs[1][2].update(evaluations=[(2, 4.0), (4, 3.5)], stalls=[3.0, 5.0, 90.0])
+        runs[1][2].update(evaluations=[(2, 4.0), (4, 3.5)], stalls=[(2, 3.0), (4, 5.0), (5, 90.0)])
         return sweep_writer.write_runs(runs, study=STUDY, figures=["drying"])
 
     return write
@@ -79,6 +79,10 @@ def test_columns_names_phases_and_pairs_are_the_studys(painted):
 def test_evaluations_and_stalls_are_columns(painted, tmp_path):
     main([str(painted()), "--out", str(tmp_path)])
     assert [row["checkpoint_stall_ms"] for row in rows(tmp_path / "runs.csv")] == ["", "5.0"]
+    # Iteration i takes 100 + 12.3 (i - 1) ms, and nothing comes after the last checkpoint.
+    lost = [row["checkpoint_lost_ms"] for row in rows(tmp_path / "runs.csv")]
+    assert lost[0] == ""
+    assert float(lost[1]) == pytest.approx(41.04, abs=0.01)
     assert [row["validation_loss"] for row in rows(tmp_path / "runs.csv")] == ["", "3.5"]
     losses = [row["validation_loss"] for row in rows(tmp_path / "iterations.csv")]
     assert losses == [*[""] * 5, "", "4.0", "", "3.5", ""]

@@ -117,8 +117,8 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
 def test_the_report_shows_predictions_beside_published_values(whole):
     report([str(whole)])
     text = (whole / "report.md").read_text()
-    assert "| 7B vanilla | 650.0 | 100.0 | 200.0 | 300.0 | 1 in 1 |" in text
-    assert "| 7B hybrid stride 2 | 325.0 | 50.0 | 100.0 | 150.0 | 1 in 1 |" in text
+    assert "| 7B vanilla | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in text
+    assert "| 7B hybrid stride 2 | 325.0 | 50.0 | 100.0 | 150.0 | simulated |" in text
     assert "withheld: simulated: a predicted ratio, not a measured speed-up | 2.000 |" in text
     assert "| 7B vanilla | update | 300 | 200 | +50% | a DOI |" in text
     assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text
@@ -136,3 +136,52 @@ def test_a_point_that_does_not_fit_says_why(simulated):
     assert "no times; 1 of 1 oom-device" in text
     assert "| too big |" in text
     assert "## Simulated beside published" not in text
+
+
+def test_what_is_published_says_so_in_every_table_and_count(whole):
+    report([str(whole)])
+    text, page = ((whole / f"report.{kind}").read_text() for kind in ("md", "html"))
+    assert "\n3 simulated: 3 fit; 1 published.\n" in text
+    table = text.partition("## Times")[2].partition("##")[0]
+    assert "| 7B vanilla | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in table
+    assert "| 7B vanilla, published | 650.0 | 100.0 | 200.0 | 200.0 | published |" in table
+    results = text.partition("## Results")[2].partition("##")[0]
+    assert "| 7B vanilla | simulated | 650 |" in results
+    assert "| 7B vanilla, published | published | 650 |" in results
+    assert "| 7B vanilla, published | published |" in text.partition("## Runs")[2]
+    for name in ("runs", "iterations"):
+        labels = [row["label"] for row in rows(whole / "tables" / f"{name}.csv")]
+        assert labels[-1] == "7B vanilla, published"
+        assert len(set(labels)) == 4
+    # Green is what was measured.
+    assert 'class="number ok"' not in page
+    assert '<td class="ok">' not in page
+
+
+def test_a_simulated_report_tells_of_no_statistics_and_no_losses(whole):
+    report([str(whole)])
+    text, page = ((whole / f"report.{kind}").read_text() for kind in ("md", "html"))
+    for shown in (text, page):
+        for word in ("Student", "95%", "finished repeats", "no loss in the log", "is bitwise: "):
+            assert word not in shown
+
+
+def test_what_is_not_predicted_is_empty_with_the_reason(simulated):
+    folder = simulated()
+    index = json.loads((folder / "sweep.json").read_text())
+    index |= {"results": ["checkpoint_stall_ms", "host_peak_gib"]}
+    index |= {"figures_left_out": {"loss": "nothing is trained"}}
+    (folder / "sweep.json").write_text(json.dumps(index))
+    for path in folder.glob("*/*/values.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host_peak_gib": 7.5}))
+    report([str(folder)])
+    text = (folder / "report.md").read_text()
+    assert "Empty: stall of a checkpoint (not predicted: " in text
+    assert "| point | source | host memory of all ranks, GiB (lower is better) | runs |" in text
+    assert "| 7B vanilla | simulated | 7.5 | 1 |" in text
+    assert "Not predicted: loss (nothing is trained)." in text
+    found = json.loads((folder / "tables" / "findings.json").read_text())["results"]
+    assert list(found["columns"]) == ["host_peak_gib"]
+    assert found["rows"][0] == {
+        "label": "7B vanilla", "source": "simulated", "runs": 1, "values": [7.5],
+    }  # fmt: skip

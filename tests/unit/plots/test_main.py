@@ -27,6 +27,7 @@ def every_table(sweep):
     for setting, value in EVERY.items():
         sweep.add("vanilla", **{"model": "$odd^ & <b>", setting: value})
     for run in sweep.runs:
+        run["gpu_peak_gib"] = 9
         run["hardware"] = "100% $\\nope$"  # no mathematics
     same = {key: sweep.runs[0][key] for key in ("path", "label", "case", "engine", "stride")}
     sweep.memory = [
@@ -92,7 +93,15 @@ def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys
     assert main([str(tables), "--out", str(tmp_path / "f")]) == 0
     said = capsys.readouterr().out.splitlines()
     unasked = [line.split(":")[0] for line in said if ": not drawn: " in line]
-    assert unasked == ["stride", "models", *SWEEPS, "update-rates", "memory", "utilisation"]
+    assert unasked == [
+        "stride",
+        "models",
+        *SWEEPS,
+        "update-rates",
+        "memory",
+        "peaks",
+        "utilisation",
+    ]
 
 
 def test_a_figure_of_one_value_is_drawn_when_asked_for(sweep, tmp_path):

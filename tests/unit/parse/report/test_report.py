@@ -18,7 +18,7 @@ def draw(folder, *names):
 
 def summary(report):
     """Rows of the table of points."""
-    section = report.split("## Summary")[1].split("##")[0]
+    section = report.split("## Times")[1].split("##")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines[1:]]
 
@@ -72,7 +72,7 @@ def test_a_large_sweep_has_counts_at_the_top(sweep_writer, capsys):
         runs += [("hybrid", 2, {**point, **worse})]
     code, _, report = run(sweep_writer.write_runs(runs), capsys)
     assert code == 1
-    top = report.split("## Summary")[0]
+    top = report.split("## Times")[0]
     assert "40 points against vanilla: 39 equal, 1 differs" in top
     assert "tiny micro-batch 7 hybrid stride 2: differs" in top
     assert top.count("\n- ") == 3

@@ -1,0 +1,91 @@
+"""The table that a report opens with: the columns that a study argues with."""
+
+import json
+
+import pytest
+from programs import report
+from rows import rows
+
+STUDY = {
+    "name": "ovens", "title": "Ovens", "reference": "gas",
+    "gate": {"kind": "quality", "metric": "crumb", "margin": 1.0, "seeds": 2},
+    "engines": {"gas": {"title": "gas"}, "wood": {"title": "wood"}},
+    "results": {
+        "crumb": {"title": "crumb", "unit": "%", "better": "higher"},
+        "iteration_median_ms": {"title": "a loaf", "unit": "ms", "better": "lower"},
+        "samples_per_s": {"title": "loaves", "unit": "loaves/s", "better": "higher"},
+        "ash_g": {"title": "ash", "unit": "g", "better": "lower"},
+        "smell": "how it smells",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def told(sweep_writer):
+    """A report of two ovens with two seeds each; ``index`` is laid over the sweep's."""
+
+    def write(ends, **index):
+        runs = [
+            (engine, 0, {"point": {"seed": seed}, "end": ends[engine][seed]})
+            for engine in ends
+            for seed in (0, 1)
+        ]
+        folder = sweep_writer.write_runs(runs, study=STUDY)
+        old = json.loads((folder / "sweep.json").read_text())
+        (folder / "sweep.json").write_text(json.dumps({**old, **index}))
+        report([str(folder)])
+        return (folder / "report.md").read_text()
+
+    return write
+
+
+ENDS = {
+    "gas": [{"crumb": 70.0, "smell": 1}, {"crumb": 72.0, "smell": 2}],
+    "wood": [{"crumb": 71.0}, {"crumb": 71.0}],
+}
+
+
+def results_in(text):
+    return text.partition("## Results")[2].partition("\n## ")[0]
+
+
+def test_a_report_opens_with_the_columns_of_its_study(told, sweep_writer):
+    text = told(ENDS)
+    assert text.index("## Results") < text.index("## Times")
+    table = results_in(text)
+    assert (
+        "| point | source | crumb, % (higher is better) | a loaf, ms (lower is better) | "
+        "loaves, loaves/s (higher is better) | runs |"
+    ) in table
+    assert "| tiny gas | measured | 71 (70 to 72) | 130.9 | 15.28 | 2 |" in table
+    assert "| tiny wood | measured | 71 | 130.9 | 15.28 | 2 |" in table
+    assert "smells" not in table
+    assert "ash" not in table, "no sweep asked for it"
+    page = (sweep_writer.folder / "report.html").read_text()
+    assert 'data-value="71.0">71 (70 to 72)</td>' in page
+    assert page.index('id="results"') < page.index('id="summary"')
+    first = rows(sweep_writer.folder / "tables" / "runs.csv")[0]
+    assert (first["crumb"], first["smell"], first["ash_g"]) == ("70.0", "1.0", "")
+    assert float(first["samples_per_s"]) == pytest.approx(15.28, abs=0.01)
+
+
+def test_what_a_sweep_asks_for_and_no_run_has_is_said(told):
+    table = results_in(told(ENDS, results=["smell", "ash_g"]))
+    assert "| point | source | how it smells | runs |" in table
+    assert "| tiny gas | measured | 1.5 (1 to 2) | 2 |" in table
+    assert "| tiny wood | measured |  | 2 |" in table
+    assert "Empty: ash (in none of these runs)." in table
+
+
+def test_a_run_says_why_it_has_no_value(told):
+    reasons = {"reasons": {"ash_g": "it burnt <clean>", "unknown": "x"}}
+    ends = {**ENDS, "gas": [{**end, **reasons} for end in ENDS["gas"]]}
+    assert "Empty: ash (it burnt \\<clean\\>)." in results_in(told(ends))
+
+
+def test_a_study_without_results_has_no_such_table(sweep_writer):
+    study = {**STUDY, "results": {}, "gate": {}}
+    folder = sweep_writer.write_runs([("gas", 0, {})], study=study)
+    report([str(folder)])
+    assert "## Results" not in (folder / "report.md").read_text()
+    assert 'id="results"' not in (folder / "report.html").read_text()
