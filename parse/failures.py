@@ -51,6 +51,7 @@ _SIGNAL_WORDS = {
     "Segmentation fault": signal.SIGSEGV,
     "Aborted": signal.SIGABRT,
     "Terminated": signal.SIGTERM,
+    "Illegal instruction": signal.SIGILL,
 }
 _WORDS = "|".join(_SIGNAL_WORDS)
 _EXIT = re.compile(

@@ -23,6 +23,8 @@ _OWN_WORDS = (
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b"
 )
 """What a program says of itself tells that a plain word before it is a host."""
+_COMPOSE, _RAY = r"[a-z][\w.-]*[-_]\d+ +\|", r"\([\w:.<> ()-]*\bpid=\d+[^()]*\)"
+"""docker compose's and Ray's; where they were coloured, a space stands for each colour."""
 _PREFIX = re.compile(
     "|".join(
         (
@@ -38,9 +40,9 @@ _PREFIX = re.compile(
             r" {0,4}\d{1,5}: ",  # srun --label
             rf"{_HOST}: ",  # pdsh
             rf"{_NO_HOST}[a-z][a-z0-9.-]*: (?={_OWN_WORDS})",
-            r"[a-z][\w.-]*[-_]\d+ +\| ",  # docker compose
+            rf"{_COMPOSE} | {_COMPOSE}  ?",
             r"\[pod/[^\]\s]+\] ",  # kubectl --prefix
-            r"\([\w:.<> ()-]*\bpid=\d+[^()]*\) ",  # Ray
+            rf"{_RAY} | {_RAY}  ?",
         )
     )
 )

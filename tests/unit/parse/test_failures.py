@@ -116,6 +116,7 @@ ERRORS = {
         "IndexError: Target 7 is out of bounds.",
     ],
     "device-fault": [
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`",
         "RuntimeError: CUDA error: device-side assert triggered",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
     ],
@@ -137,7 +138,13 @@ ERRORS = {
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while "
         "trying to connect to (10.0.0.1, 29500).",
     ],
-    "rank-lost": [LOST, "torch.distributed.DistBackendError: NCCL communicator was aborted on 1."],
+    "rank-lost": [
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving "
+        "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: "
+        "Connection reset by peer",
+        LOST,
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on 1.",
+    ],
     "stopped-from-outside": ["KeyboardInterrupt"],
     "unknown-failure": [
         "Exception: no such thing",
@@ -167,7 +174,8 @@ def test_an_error_is_named_once_behind_any_prefix(tmp_path, name, error):
 # What stands before the last error of a traceback, or without any
 LINES = {
     "op-compiler": ["/bin/sh: 1: c++: not found", "host.h:9: error: -- unsupported GNU version! "
-                    "gcc versions later than 11 are not supported!"],
+                    "gcc versions later than 11 are not supported!",
+                    "std_function.h:435:145: error: parameter packs not expanded with '...':"],
     "op-headers": ["cpu_adam.cpp:6:10: fatal error: Python.h: No such file or directory",
                    "/usr/bin/ld: cannot find -lcurand: No such file or directory"],
     "op-cuda-version": ["/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
@@ -342,6 +350,8 @@ def memory_in_use(percent):
         ([EXIT.format(-7)], "shared-memory"),
         (["Bus error (core dumped)"], "shared-memory"),
         (["failed (exitcode: -7) local_rank: 0", *traceback(TORCHRUN)], "shared-memory"),
+        ([EXIT.format(-4)], "op-of-other-libraries"),
+        (["Illegal instruction (core dumped)"], "op-of-other-libraries"),
         ([EXIT.format(-15)], "stopped-from-outside"),
         (["exitcode  : 1 (pid: 7)", "exitcode  : -15 (pid: 8)"], "unknown-failure"),
         (["exitcode  : -15 (pid: 7)", "exitcode  : 1 (pid: 8)"], "unknown-failure"),

@@ -48,6 +48,8 @@ def test_a_prefix_is_split_off_and_a_time_stamp_left_out(prefix, stamp):
         ("2026-07-01T12:00:01.5Z text", ("", "text")),
         ("2026-07-01 12:00:01 node-1: text", ("node-1: ", "text")),
         ("Jul  1 12:00:01 node-1 train[123]: text", ("node-1 train[123]: ", "text")),
+        (" (RayTrainWorker pid=12)  text", (" (RayTrainWorker pid=12)  ", "text")),
+        (" trainer_1  |  text", (" trainer_1  |  ", "text")),
         ("ubuntu: RuntimeError: no", ("ubuntu: ", "RuntimeError: no")),
         (
             "ubuntu: [2026-07-01 12:00:01,123] [INFO]",
