@@ -28,6 +28,7 @@ Without --input: makes tokens of the text every Python ships (the default corpus
 '{OSCAR}', of the corpus the paper trains on, which it fetches. With --input: of your own files.
 The last lines of stdout are the prefixes of the .bin/.idx pairs, one for each of --json-keys; all
 else goes to stderr. A run that was stopped goes on with the same command; a finished one is found.
+Exit code 1: the pairs are there, but of a file more than a few records were no documents.
 """
 INSPECT = """\
 Shows documents, tokens and the beginning of a document, and checks the files. Exit code 1 means
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 1 when `inspect` found damage; 130 after Ctrl-C.
+        0; 1 when `inspect` found damage, or `prepare` files of which more than a few records are
+        no documents; 130 after Ctrl-C.
 
     Raises:
         ConfigError: something that the user can mend is wrong.
@@ -262,7 +264,10 @@ def _run_job(job: Job) -> int:
             complain(f"  {job.reading.words(bad)}")
     for key in job.reading.keys:
         _say(str(job.prefix(key)))
-    return 0
+    damaged = done.manifests[0].damaged_input
+    for sentence in damaged:
+        complain(f"dataset prepare: {sentence}; see {job.bad_lines_path}")
+    return FOUND_DAMAGE if damaged else 0
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

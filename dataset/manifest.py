@@ -32,6 +32,8 @@ class Manifest(Table):
     settings: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # by name: sha256, bytes
+    # Of which input files more than a few records were no documents, a sentence each.
+    damaged_input: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write it in one step; the same contents give the same bytes."""

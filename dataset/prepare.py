@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.files import read_json, write_json
+from configs.files import printable, read_json, write_json
 from dataset import indexed, manifest
 from dataset.files import (
     LOCK_NAME,
@@ -35,7 +36,7 @@ from dataset.files import (
 from dataset.indexed import bin_path, idx_path
 from dataset.manifest import Manifest
 from dataset.pool import ordered
-from dataset.readers import Bad, Block, Reading, blocks
+from dataset.readers import NESTED, Bad, Block, Reading, blocks
 from dataset.tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TRAIN_BYTES,
@@ -46,12 +47,15 @@ from dataset.tokenizer import (
 )
 
 # Raise it when the same text must give other parts or other files.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PLAN_NAME = "plan.json"
 PART, UNFINISHED = ".part", ".unfinished"
 ARRAYS = ("lengths", "counts", "ids")
 """Arrays of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
 MOST_BAD_LISTED = 1000
+FEW_BAD = 5
+"""Records of a file that may be no documents without a word of alarm, or their share if more."""
+FEW_BAD_SHARE = 1e-3
 # What the readers of zip files, arrays and JSON raise on damage: a flag may be flipped as well.
 DAMAGE = (zipfile.BadZipFile, RuntimeError, ValueError, KeyError, TypeError, OSError, EOFError)
 
@@ -123,6 +127,8 @@ class Facts:
     """Records that cannot be used."""
     bad: list[Bad]
     """The first of them."""
+    of_files: list[tuple[int, int, int]] = field(default_factory=list)
+    """Number of each file, how many records of it there are, and how many cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def run(job: Job, say: Say) -> Finished:
         _require_text(job, facts)
         _require_unchanged(job)
         say(f"joining {len(facts):,} parts")
-        manifests = _join(job, facts, tokenizer)
+        manifests = _join(job, facts, tokenizer, _damaged_files(job, facts))
         _list_bad_lines(job, facts)
         _clear(job.work_folder)
     return Finished(manifests, facts, len(made))
@@ -286,8 +292,10 @@ def _require_text(job: Job, facts: list[Facts]) -> None:
         if not any(one.text_bytes[number] for one in facts):
             bad = next((bad for one in facts for bad in one.bad), None)
             _clear(job.work_folder)
-            first = f" ({job.reading.words(bad)})" if bad else ""
-            raise DatasetError(f"the input holds no text under '{key}'{first}")
+            wrong, keys = job.reading.explained(bad) if bad else ("", "")
+            first = f" ({wrong}){keys}" if bad else ""
+            advice = ": give --json-keys" if keys and not keys.endswith(NESTED) else ""
+            raise DatasetError(f"the input holds no text under '{key}'{first}{advice}")
 
 
 def _require_unchanged(job: Job) -> None:
@@ -302,6 +310,20 @@ def _require_unchanged(job: Job) -> None:
                 f"{file.path} changed while it was read: delete {job.work_folder} and run the "
                 "same command again when nothing writes the file any more"
             )
+
+
+def _damaged_files(job: Job, facts: list[Facts]) -> list[str]:
+    """Say of which files more than a few records were no documents."""
+    records, bad = Counter[int](), Counter[int]()
+    for file, count, num_bad in (row for one in facts for row in one.of_files):
+        records[file] += count
+        bad[file] += num_bad
+    return [
+        f"{printable(str(job.reading.files[file].path))}: {num_bad:,} of {records[file]:,} records "
+        f"were no documents"
+        for file, num_bad in sorted(bad.items())
+        if num_bad > max(FEW_BAD, FEW_BAD_SHARE * records[file])
+    ]
 
 
 def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
@@ -337,6 +359,7 @@ class Task:
                 texts = record.texts.get(key, [])
                 has_text |= documents.add(texts, tokenizer, eod)
             empty += not has_text
+        counts, bad_of = Counter(raw[0] for raw in block.raw), Counter(one[0] for one in bad)
         keys = [one.arrays(indexed.id_type(tokenizer.vocab_size)) for one in collected]
         facts = Facts(
             number=block.number,
@@ -346,6 +369,7 @@ class Task:
             empty=empty,
             num_bad=len(bad),
             bad=bad[:MOST_BAD_LISTED],
+            of_files=[(file, count, bad_of[file]) for file, count in sorted(counts.items())],
         )
         write_part(self.folder, facts, keys)
         return facts
@@ -421,7 +445,8 @@ def finished_parts(folder: Path) -> dict[int, Facts]:
         try:
             with path.open("rb") as file, np.load(file) as arrays:
                 values = json.loads(arrays["record"].tobytes())
-                facts = Facts(**values | {"bad": [tuple(one) for one in values["bad"]]})
+                rows = {name: [tuple(one) for one in values[name]] for name in ("bad", "of_files")}
+                facts = Facts(**values | rows)
                 for name in (f"{n}-{key}" for n in ARRAYS for key in range(len(facts.text_bytes))):
                     arrays[name]  # reading an array to its end holds it against its checksum
         except DAMAGE:
@@ -437,12 +462,15 @@ def _read_part(path: Path, name: str, key: int) -> NDArray[Any]:
     return found
 
 
-def _join(job: Job, facts: Sequence[Facts], tokenizer: Tokenizer) -> list[Manifest]:
+def _join(
+    job: Job, facts: Sequence[Facts], tokenizer: Tokenizer, damaged: list[str]
+) -> list[Manifest]:
     """Make the pair of every key; killed at any moment, the same call makes the same files.
 
     The manifest comes last: a pair with a manifest is finished.
     """
-    made = [_pair(job, number, facts, tokenizer) for number in range(len(job.reading.keys))]
+    pairs = [_pair(job, number, facts, tokenizer) for number in range(len(job.reading.keys))]
+    made = [pair.model_copy(update={"damaged_input": tuple(damaged)}) for pair in pairs]
     for one in made:
         one.publish(job.output_prefix.with_name(one.prefix))
     return made

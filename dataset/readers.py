@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from configs.files import printable
 from dataset.files import DatasetError
+from dataset.values import TooLargeError, begins_values, values
 
 SampleBy = Literal["document", "paragraph", "line"]
 Form = Literal["json", "text", "row"]
@@ -35,6 +36,9 @@ COMPRESSIONS = (".xz", ".gz", ".zst")
 MAX_DOCUMENT_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 512
+SHOWN_KEYS, SHOWN_KEY, SHOWN_VALUE = 12, 40, 60
+INSTEAD = "; it has "
+NESTED = ", and no text but inside of these: bring it to the top of the object"
 # What the decompressors raise on a file that ends early or is not theirs; pyarrow's are OSError.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 
@@ -126,7 +130,7 @@ class Raw(NamedTuple):
     """One record that nobody has looked into yet."""
 
     line: int
-    """Its first line; of Parquet the row, from 1."""
+    """Its first line, which values of an array may share; of Parquet the row, from 1."""
     form: Form
     content: Any
     """Bytes; of a ``row``, its fields."""
@@ -141,7 +145,7 @@ def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
     Raises:
         DatasetError: While it is open: the file is cut off, damaged or otherwise compressed.
     """
-    with source.path.open("rb") as file:
+    with source.path.open("rb", READ_BYTES) as file:
         is_plain = source.kind != "parquet" and not source.compression
         if is_plain and file.peek(8).startswith(NO_TEXT):
             raise DatasetError(
@@ -182,9 +186,10 @@ def records(
     if source.kind == "parquet":
         return _rows(source, stream, keys)
     if source.kind == "jsonl":
-        return _lines(source, stream, "json", b"")
+        is_array = begins_values(stream.peek(READ_BYTES))
+        return _values(source, stream) if is_array else _json_lines(source, stream)
     if sample_by == "line":
-        return _lines(source, stream, "text", b"\r")
+        return _text_lines(source, stream)
     return _paragraphs(source, stream) if sample_by == "paragraph" else _whole(source, stream)
 
 
@@ -197,16 +202,39 @@ def _all_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[i
         yield number, line.removesuffix(b"\n")
 
 
-def _lines(source: InputFile, stream: io.BufferedReader, form: Form, end: bytes) -> Iterator[Raw]:
+def _json_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
     for number, line in _all_lines(source, stream):
         if line and not line.isspace():
-            yield Raw(number, form, line.removesuffix(end), len(line))
+            yield Raw(number, "json", line, len(line))
+
+
+def _values(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+    try:
+        for line, value in values(stream, MAX_DOCUMENT_BYTES, READ_BYTES):
+            yield Raw(line, "json", value, len(value))
+    except TooLargeError as error:
+        raise _too_large(source, str(error), "a value of ", ": take it out") from None
+
+
+def _all_text_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+    """Lines of a text, that end as on any system: at LF, at CR LF or at CR alone."""
+    number = 0
+    for _, line in _all_lines(source, stream):
+        for one in line.rstrip(b"\r").split(b"\r"):
+            number += 1
+            yield number, one
+
+
+def _text_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+    for number, line in _all_text_lines(source, stream):
+        if line and not line.isspace():
+            yield Raw(number, "text", line, len(line))
 
 
 def _paragraphs(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
     held: list[bytes] = []
     first = size = 0
-    for number, line in _all_lines(source, stream):
+    for number, line in _all_text_lines(source, stream):
         if line and not line.isspace():
             first = first if held else number
             held.append(line)
@@ -292,7 +320,7 @@ def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | 
 def _wrong(key: str, fields: dict[str, Any]) -> str:
     """Return why the value under a key is no text; empty when it is one."""
     if key not in fields:
-        return f"no key '{key}'"
+        return f"no key '{key}'{_keys_there(fields)}"
     value = fields[key]
     for sequence in value if isinstance(value, list) else [value]:
         if not isinstance(sequence, str):
@@ -303,6 +331,25 @@ def _wrong(key: str, fields: dict[str, Any]) -> str:
         except UnicodeEncodeError:
             return f"'{key}' holds half of a surrogate pair"
     return ""
+
+
+def _keys_there(fields: dict[str, Any]) -> str:
+    """Say which keys an object has instead, and what stands under the likeliest one."""
+    if not fields:
+        return f"{INSTEAD}nothing"
+    keys = ", ".join(_cut(key, SHOWN_KEY) for key in list(fields)[:SHOWN_KEYS])
+    more = ", ..." if len(fields) > SHOWN_KEYS else ""
+    texts = [key for key, value in fields.items() if isinstance(value, str)]
+    shown = max(texts, key=lambda key: len(fields[key]), default=next(iter(fields)))
+    value = fields[shown] if texts else json.dumps(fields[shown], default=str)
+    nested = "" if texts else NESTED
+    return f"{INSTEAD}{keys}{more} ({_cut(shown, SHOWN_KEY)}: {_cut(value, SHOWN_VALUE)}){nested}"
+
+
+def _cut(text: str, most: int) -> str:
+    """A text as one line, its end left out."""
+    line = printable(" ".join(text[: 2 * most].split()))
+    return line if len(text) <= most and len(line) <= most else f"{line[:most]}..."
 
 
 @dataclass(frozen=True)
@@ -344,6 +391,11 @@ class Reading:
         """Say which record cannot be used and why, as the user finds it."""
         file, line, reason = bad
         return f"{printable(str(self.files[file].path))}:{line}: {reason}"
+
+    def explained(self, bad: Bad) -> tuple[str, str]:
+        """Return :meth:`words` in two: what is wrong, and the keys that are there instead."""
+        wrong, instead, keys = self.words(bad).rpartition(INSTEAD)
+        return (wrong, instead + keys) if instead else (keys, "")
 
 
 def blocks(reading: Reading) -> Generator[Block, None, None]:

@@ -301,8 +301,9 @@ def decontaminate(
     records = (one for block in blocks(evaluation) for one in block.records(evaluation.keys, bad))
     texts = [text for record in records for some in record.texts.values() for text in some]
     if bad:
+        wrong, keys = evaluation.explained(bad[0])
         raise DatasetError(
-            f"--evaluation {evaluation.words(bad[0])}; --evaluation-keys says where its texts are"
+            f"--evaluation {wrong}; --evaluation-keys says where its texts are{keys}"
         )
     cutting = EvaluationFilter(texts)
     cutting.load_index_hashes()

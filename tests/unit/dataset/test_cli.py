@@ -117,6 +117,26 @@ def test_names_of_any_bytes_are_read_and_told_without_steering_the_terminal(tmp_
     assert "the cat ?[2J sat" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("num_bad", "num_good", "code"), [(5, 9, 0), (6, 9, 1), (6, 5_994, 0), (7, 5_993, 1)]
+)
+def test_a_file_of_which_more_than_a_few_lines_are_no_documents_is_told(
+    tmp_path, monkeypatch, capsys, num_bad, num_good, code
+):
+    monkeypatch.setattr("dataset.prepare.ordered", lambda work, items, _: (work(i) for i in items))
+    good = '{"text": "the cat sat"}\n'
+    (tmp_path / "good.jsonl").write_text(good * 3_000)
+    (tmp_path / "bad.jsonl").write_text(good * num_good + "no JSON\n" * num_bad)
+    given = ["prepare", "--tokenizer", "train-bpe", "--vocab-size", "262", "--input",
+             f"{tmp_path}/*.jsonl", "--output-prefix", str(tmp_path / "o" / "x")]  # fmt: skip
+    said = f"bad.jsonl: {num_bad} of {num_good + num_bad:,} records were no documents; see "
+    for _ in range(2):  # a finished job is found, with what is wrong with it
+        assert main(given) == code
+        out, err = capsys.readouterr()
+        assert out == f"{tmp_path}/o/x_text_document\n"
+        assert (said in err, "good.jsonl: " in err) == (code == 1, False)
+
+
 @pytest.fixture
 def small_gpt2(tmp_path, monkeypatch):
     """A folder with a small vocabulary in GPT-2's two files, by a user's hand."""

@@ -219,7 +219,8 @@ def test_a_strange_file_in_the_work_folder_is_not_deleted(text, tmp_path):
 
 
 def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):
-    with pytest.raises(DatasetError, match=r"no text under 'txt' \(.*x.jsonl:1: no key 'txt'\)"):
+    named = r"no text under 'txt' \(.*x.jsonl:1: no key 'txt'\); it has text, title \(text: the"
+    with pytest.raises(DatasetError, match=named):
         run(job(text, tmp_path / "a", keys=("txt",)))
     text.write_text(text.read_text().replace('"title": "', '"title": "", "was": "'))
     with pytest.raises(DatasetError, match="no text under 'title'"):
@@ -267,6 +268,7 @@ FACTS = Facts(
     empty=1,
     num_bad=2,
     bad=[(0, 5, "not JSON"), (1, 2, "no key 'text'")],
+    of_files=[(0, 9, 1), (1, 2, 1)],
 )
 
 

@@ -53,6 +53,100 @@ def test_json_lines_come_whole_however_packed(tmp_path, ending, pack):
     assert [line for line, _ in found] == list(range(1, 32))
 
 
+OBJECTS = [{"text": text, "of": [{"page": 1}, {"page": 2}]} for text in TEXTS]
+A_LINE = [json.dumps(one) for one in OBJECTS]
+ARRAYS = {
+    "an object a line": "[\n" + ",\n".join(A_LINE) + "\n]\n",
+    "a comma too many": "[\n" + "".join(f"{one},\n" for one in A_LINE) + "]\n",
+    "commas first": "[ " + "\n, ".join(A_LINE) + "\n]",
+    "no bracket": "".join(f"{one},\n" for one in A_LINE),
+    "one line": json.dumps(OBJECTS),
+    "pretty": json.dumps(OBJECTS, indent=2, ensure_ascii=False),
+    "pretty without an array": "\n".join(json.dumps(one, indent=2) for one in OBJECTS),
+    "an array a line": "".join(f"[{one}]\n" for one in A_LINE),
+}
+
+
+@pytest.mark.parametrize("form", ARRAYS)
+@pytest.mark.parametrize("write", [
+    str.encode,
+    lambda text: b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode(),
+])  # fmt: skip
+def test_every_document_of_an_array_is_read_however_it_is_written(tmp_path, form, write):
+    data = write(ARRAYS[form])
+    (tmp_path / "x.json").write_bytes(data)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(data))
+    for path in (tmp_path / "x.json", tmp_path / "x.json.gz"):
+        found = read(path)
+        assert (texts(found), bad(found)) == (TEXTS, [])
+        wanted = [number for number, line in enumerate(data.splitlines(), 1) if b'"text"' in line]
+        if len(wanted) == len(TEXTS):
+            assert [line + ("pretty" in form) for line, _ in found] == wanted
+
+
+@pytest.mark.parametrize("read_bytes", [3, 7, 50, 10_000])
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ('{"text": "b",', "not JSON: Expecting property name"),
+        ('{"text": "b"', "not JSON: Expecting ',' delimiter"),
+        ('{"text": "b},', "not JSON: Unterminated string"),
+        ('{"text": "a "quoted" word"},', "not JSON: Expecting ',' delimiter"),
+        ("and so on", "not JSON: Expecting value"),
+        ('"b",', "not an object but str"),
+        ("17,", "not an object but int"),
+        ('{"text": "\udcff"},', "not UTF-8: invalid start byte"),
+    ],
+)
+def test_what_is_no_document_in_an_array_takes_no_other_with_it(
+    tmp_path, monkeypatch, second, reason, read_bytes
+):
+    monkeypatch.setattr("dataset.readers.READ_BYTES", read_bytes)
+    text = f'[\n{{"text": "a"}},\n{second}\n{{"text": "c"}},\n{{"text": "d"}}\n]\n'
+    (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
+    found = read(tmp_path / "x.json")
+    assert texts(found) == ["a", "c", "d"]
+    ((line, said),) = bad(found)
+    assert (line, said[: len(reason)]) == (3, reason)
+
+
+def test_an_array_that_was_cut_off_gives_what_is_whole(tmp_path):
+    (tmp_path / "x.json").write_text('[{"text": "a"}, {"text": "b b"}, {"text": "c')
+    found = read(tmp_path / "x.json")
+    assert texts(found) == ["a", "b b"]
+    assert [line for line, _ in bad(found)] == [1]
+
+
+def test_no_more_of_an_array_is_held_than_a_few_documents(tmp_path, monkeypatch):
+    """A file of many times the largest document that is allowed is read to its end."""
+    monkeypatch.setattr("dataset.readers.MAX_DOCUMENT_BYTES", 300)
+    monkeypatch.setattr("dataset.readers.READ_BYTES", 100)
+    (tmp_path / "x.json").write_text(json.dumps(OBJECTS * 20))
+    assert texts(read(tmp_path / "x.json")) == TEXTS * 20
+    (tmp_path / "x.json").write_text(json.dumps([*OBJECTS, {"text": "x" * 2000}]))
+    with pytest.raises(DatasetError, match=r"x.json:1: a value of over"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"id": 7, "body": "of a\ntext " * 30, "note": "x"},
+         "no key 'text'; it has id, body, note (body: of a text of a text of"),
+        ({"data": {"text": "inner"}, "id": 0},
+         'no key \'text\'; it has data, id (data: {"text": "inner"}), and no text but inside'),
+        ({f"k{n}": "x" for n in range(99)}, "k10, k11, ... (k0: x)"),
+        ({"\x1b[2J": "\x1b[2J"}, "it has ?[2J (?[2J: ?[2J)"),
+        ({}, "no key 'text'; it has nothing"),
+    ],
+)  # fmt: skip
+def test_without_the_key_those_that_are_there_are_named(tmp_path, fields, words):
+    (tmp_path / "x.jsonl").write_text(json.dumps(fields))
+    ((line, reason),) = bad(read(tmp_path / "x.jsonl"))
+    assert words in reason
+    assert (line, len(reason) < 300, reason.isprintable()) == (1, True, True)
+
+
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress),
                                               (".zst", zstandard)])  # fmt: skip
 @pytest.mark.parametrize("damage", ["cut", "plain"])
@@ -118,7 +212,7 @@ TEXT = "one\r\nstill one\n\n \t\n\ntwo é\n\nthree\nand more"
     ("sample_by", "expected"),
     [
         ("document", [(1, TEXT)]),
-        ("paragraph", [(1, "one\r\nstill one"), (6, "two é"), (8, "three\nand more")]),
+        ("paragraph", [(1, "one\nstill one"), (6, "two é"), (8, "three\nand more")]),
         (
             "line",
             [(1, "one"), (2, "still one"), (6, "two é"), (8, "three"), (9, "and more")],
@@ -130,6 +224,16 @@ def test_text_is_cut_into_documents_as_asked(tmp_path, sample_by, expected):
     for size in (1, 5, 1000):
         found = read(tmp_path / "x.txt", size=size, sample_by=sample_by)
         assert [(line, one.texts["text"][0]) for line, one in found] == expected
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+def test_lines_of_a_text_end_as_on_any_system(tmp_path, end):
+    (tmp_path / "x.txt").write_bytes(end.join(["one", "more", "", "two", ""]).encode())
+    for sample_by, expected in (
+        ("paragraph", ["one\nmore", "two"]),
+        ("line", ["one", "more", "two"]),
+    ):
+        assert texts(read(tmp_path / "x.txt", sample_by=sample_by)) == expected
 
 
 def test_a_document_too_large_is_refused(tmp_path, monkeypatch):

@@ -90,7 +90,10 @@ def test_a_folder_of_other_options_or_of_the_users_own_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (("body",), r"no key 'body'; --evaluation-keys says where"),
+        (
+            ("body",),
+            r"no key 'body'; --evaluation-keys says where its texts are; it has text, short",
+        ),
         (("short",), "holds no evaluation text of 13 words or more"),
     ],
 )
