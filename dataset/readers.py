@@ -17,8 +17,8 @@ from stat import S_ISREG
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from configs.files import printable
+from configs.json_values import TooLargeError, begins_values, values
 from dataset.files import DatasetError
-from dataset.values import TooLargeError, begins_values, values
 
 SampleBy = Literal["document", "paragraph", "line"]
 Form = Literal["json", "text", "row"]

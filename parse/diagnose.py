@@ -20,10 +20,10 @@ from configs.cli import Parser, add_json, complain
 from configs.files import printable
 from parse import conditions
 from parse.illnesses import Illness
-from parse.log import read_lines
 from parse.observed import Observed
 from parse.records import LogError
 from parse.run import find_logs
+from parse.trainer import JsonLines
 
 
 @dataclass
@@ -46,8 +46,8 @@ def diagnose(path: Path) -> Diagnosis:
     Raises:
         LogError: it cannot be read, or is no text.
     """
-    seen = Observed()
-    seen.read(read_lines(path))
+    seen, lines = Observed(), JsonLines(path)
+    seen.read(lines)
     found = [
         *seen.overflows.illnesses(),
         *conditions.illnesses(seen),
@@ -60,7 +60,8 @@ def diagnose(path: Path) -> Diagnosis:
     # Two conditions may find one illness; the line that shows it first counts.
     kept = list({illness.name: illness for illness in reversed(found)}.values())[::-1]
     steps, software = seen.num_steps, sorted(seen.software)
-    return Diagnosis(path, seen.num_lines, steps, software, kept, list(conditions.not_judged(seen)))
+    not_judged = [*lines.notes, *conditions.not_judged(seen)]
+    return Diagnosis(path, seen.num_lines, steps, software, kept, not_judged)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from parse.illnesses import Illness, Kind, known, quoted, quoted_line
-from parse.log import PATTERNS, Line
+from parse.lines import Line
+from parse.log import PATTERNS
 from parse.overflows import GOES_ON_STEPS
 
 UNKNOWN = "unknown-failure"

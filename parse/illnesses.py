@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from configs.files import printable
-from parse.log import Line
+from parse.lines import Line
 
 _EVIDENCE_CHARACTERS = 240
 

@@ -11,17 +11,17 @@ new Megatron-DeepSpeed, the paper's fork, Megatron-LM and megatron-core. The exa
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from configs.files import json_lines, printable
-from parse.prefix import split_prefix
+from parse.lines import Line, plain_name, read_lines
+from parse.memory import Pairs, Titles
 from parse.records import (
     PHASES,
     Iteration,
@@ -32,9 +32,8 @@ from parse.records import (
     Setting,
     as_number,
 )
+from parse.trainer import COARSEST_S, Entry, as_object, is_json_log, read_entry
 
-MAX_LINE_CHARACTERS = 1 << 16
-"""A longer line counts as cut off there."""
 CUT_OFF, RUN_TOGETHER = "cut off", "two lines run together"
 
 
@@ -69,7 +68,7 @@ ITERATION_FIELDS = {
     "elapsed time per iteration (ms)": Row("elapsed_ms", _DECIMAL, "ms"),
     "elapsed time per iteration (s)": Row("interval_s", _DECIMAL, "s"),
     "global batch size": Row("global_batch_size", _INTEGER, "samples", int),
-    "lm loss": Row("loss", _LOSS, "nats"),
+    **dict.fromkeys(("lm loss", "lm_loss"), Row("loss", _LOSS, "nats")),
     "actual seqlen": Row("seq_length", _INTEGER, "tokens", int),
     "number of nan iterations": Row("nan", _INTEGER, "iterations", int),
     "samples per second": Row("samples_per_s", _DECIMAL, "samples/s"),
@@ -120,10 +119,18 @@ _PROFILED_UNITS = {"FLOPS": "FLOP/s", "MACs": "MAC", "s": "s"}
 _PROFILE_LINES = 60
 """The summary of the flops profiler is shorter."""
 
+PIPELINE_MARK = "iter time (s):"
+_PIPELINE = re.compile(
+    rf"\bsteps?: *(?P<iteration>\d{{1,12}})(?: */ *\d{{1,12}})? loss: (?P<loss>{_LOSS}) "
+    rf"(?:[\w ]{{2,40}}: {_LOSS} ){{0,8}}"
+    rf"iter time \(s\): (?P<interval_s>{_DECIMAL}) samples/sec: (?:{_DECIMAL}|inf)(?!\.?\d)"
+)
+"""The line of DeepSpeed's pipeline engine; a loss of several parts comes with its parts."""
 _ITERATION_MARKS = ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:")
 TIMERS_MARK = "time (ms)"
 _MARKS = {
     TIMERS_MARK: "timers",
+    PIPELINE_MARK: "iteration",
     "global_step=": "progress",
     ", skipped=": "progress",
     "Max_MA": "memory",
@@ -137,57 +144,12 @@ _START = re.compile(
 )
 """The first part of Megatron's iteration line, and of the paper's fork's."""
 _LABELLED = re.compile(r"\s*([^:|]{2,60}?)\s*:\s*(.*?)\s*", re.DOTALL)
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _AFTER_STEP = "Engine after step"
 """Title of memory that DeepSpeed prints behind the timers of its iteration."""
 _FIRST_TITLE = "Engine before forward"
 """All that comes before it is the setup."""
 _SHOWN = 5
 _REJECT_CHARACTERS = 200
-
-
-# The lines of a file
-
-
-class Line(NamedTuple):
-    """One line of a log."""
-
-    number: int
-    """Position in the file, from 1."""
-    text: str
-    """Without its end and its source, and with a space for every colour code."""
-    cut: bool
-    """True where the file ends inside the line, or it is longer than any."""
-    source: str = ""
-    """The prefix of the host and the rank that printed it; empty where it has none."""
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log, never holding more than one.
-
-    Lines end at LF, CR LF or CR (a progress bar's).
-
-    Raises:
-        LogError: there is no file that can be read, or it is UTF-16.
-    """
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            begin = cast(io.BufferedReader, file.buffer).peek(2)[:2]
-            if begin in (b"\xff\xfe", b"\xfe\xff"):
-                raise LogError(f"{path}: is UTF-16 text; convert it to UTF-8")
-            for number, line in enumerate(file, 1):
-                text = line[:MAX_LINE_CHARACTERS].removesuffix("\n")
-                if "\x1b" in text:
-                    text = _COLOUR.sub(" ", text)
-                is_whole = line.endswith("\n") and len(line) <= MAX_LINE_CHARACTERS
-                source, text = split_prefix(text)
-                yield Line(number, text, not is_whole, source)
-    except FileNotFoundError:
-        raise LogError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise LogError(f"{path}: cannot be read: is a folder; give a log") from None
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 # The figures of a line
@@ -207,6 +169,8 @@ class Fields:
     """The same as printed."""
     unknown: list[str] = field(default_factory=list)
     """Labels that are not in the table."""
+    is_coarse: bool = False
+    """True where another line may print the same iteration with more digits."""
 
     @property
     def loss(self) -> float | None:
@@ -241,6 +205,8 @@ class Fields:
 
 def iteration_line(line: Line) -> Fields | None:
     """Read an iteration line; None where it holds no field of one."""
+    if PIPELINE_MARK in line.text:
+        return pipeline_line(line)
     found, head = Fields(line.number, line.text), _HEAD.search(line.text)
     first, *parts = line.text[head.start() if head else 0 :].split("|")
     if start := _START.fullmatch(first):
@@ -254,6 +220,16 @@ def iteration_line(line: Line) -> Fields | None:
     if line.cut:
         found.problem = CUT_OFF
     return found if found.values.keys() - {"iteration", "elapsed_s"} else None
+
+
+def pipeline_line(line: Line) -> Fields:
+    """Read the line that DeepSpeed's pipeline engine prints every ``steps_per_print`` steps."""
+    found = Fields(line.number, line.text, is_coarse=True)
+    if match := _PIPELINE.search(line.text):
+        found.texts |= match.groupdict()
+        found.values |= {name: float(text) for name, text in found.texts.items()}
+    found.problem = CUT_OFF if line.cut else "" if match else "a pipeline line that cannot be read"
+    return found
 
 
 def timer_line(line: Line) -> Fields:
@@ -279,11 +255,11 @@ def read_log(path: Path) -> Log:
     Raises:
         LogError: there is no readable file at ``path``, or it is UTF-16.
     """
-    log = Log(path=path, settings=settings_from_name(path.name))
+    log = Log(path=path, settings=settings_from_name(plain_name(path)))
     reader = _Reader(log)
     for line in read_lines(path):
         reader.feed(line)
-        reader.before, log.ends_mid_line = line.text, line.cut
+    log.ends_mid_line = reader.is_cut
     reader.facts.finish()
     if log.iterations and not reader.by_lines:
         log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
@@ -335,15 +311,20 @@ class _Reader:
         self.log = log
         self.facts = RunFacts(log)
         self.open = _Open()
-        self.before = ""
-        """The line before."""
+        self.is_cut = False
+        """True where the last line is cut off."""
         self.by_lines = False
         """True once an iteration line has been read."""
         self._labels: set[str] = set()
         self._left_out = 0
         """Iteration lines since the last record that were left out."""
+        self._is_coarse = False
+        """Of the line that ended the last record."""
+        self._entry: Entry | None = None
+        """The one before, of a trainer's JSON."""
+        self._is_json = is_json_log(log.path)
         self._setup_end = 0
-        self._device: dict[str, Any] | None = None
+        self._titles, self._pairs = Titles(), Pairs()
         self._profile_lines_left = 0
         self._profiled_step: int | None = None
 
@@ -353,15 +334,24 @@ class _Reader:
 
     def feed(self, line: Line) -> None:  # noqa: C901 - a branch a kind of line
         text = line.text
+        if entry := read_entry(line):
+            self.log.recognised = True
+            self.is_cut = False
+            self._end_by_entry(entry)
+            return
+        self.is_cut = line.cut
         if "<TIMER:" in text:
             timers = PATTERNS["interval_timer"].findall(text)
             self.open.interval_timers += map(float, timers)
             if len(timers) < text.count("TIMER:interval-time"):
                 self.reject(line.number, "an interval timer that cannot be read", text)
         kinds = [kind for mark, kind in _MARKS.items() for _ in range(text.count(mark))]
-        kinds += ["iteration"] if any(mark in text for mark in _ITERATION_MARKS) else []
+        if PIPELINE_MARK not in text and any(mark in text for mark in _ITERATION_MARKS):
+            kinds.append("iteration")
         problem = RUN_TOGETHER if len(kinds) > 1 else ""
         self.log.recognised |= bool(kinds)
+        if "memory" not in kinds:
+            self._titles.feed(line)
         if "iteration" in kinds:
             # With a problem, too, it ends an iteration: what came before is not the next one's.
             damaged = Fields(line.number, text, problem)
@@ -369,6 +359,8 @@ class _Reader:
                 self._end_by_line(found)
         elif problem:
             self.reject(line.number, problem, text)
+        elif self._is_json and not kinds and text.strip() and not as_object(line):
+            self.reject(line.number, CUT_OFF if line.cut else "no JSON object", text)
         elif line.cut:  # the iteration that it belongs to is cut off as well
             return
         elif "timers" in kinds:
@@ -376,7 +368,7 @@ class _Reader:
         elif "progress" in kinds:
             self._add_progress(line.number, text)
         elif "memory" in kinds:
-            self._add_memory(line.number, text)
+            self._add_memory(line)
         elif not self._add_profile(line.number, text):
             self.open.new_run |= self.facts.feed(text)
 
@@ -399,6 +391,9 @@ class _Reader:
         if not number:
             line.problem = line.problem or "an iteration whose number is lost"
         previous = log.iterations[-1].iteration if log.iterations else 0
+        if number == previous and line.is_coarse != self._is_coarse and not line.problem:
+            self._fill(log.iterations[-1], line)
+            return
         if number <= previous:
             if number > 1 and not self.open.new_run:
                 line.problem = line.problem or "an iteration number that does not rise"
@@ -410,14 +405,42 @@ class _Reader:
         if self.open.timed < number - previous - self._left_out and number != self.open.step:
             self.open.phases = {}  # a line is lost: these may be the iteration's before
         record = self._end(number)
-        record.iteration_s = _iteration_seconds(line, self.open.interval_timers)
-        record.loss = line.loss
-        record.printed = {
-            name: line.values[name] for name in ITERATION_COLUMNS if name in line.values
-        }
         record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
-        self.open, self._left_out = _Open(), 0
+        self._fill(record, line)
+        self._is_coarse, self._left_out = line.is_coarse, 0
+
+    def _fill(self, record: Iteration, line: Fields) -> None:
+        """Take a line's figures, those with more digits where the record has them already."""
+        seconds = _iteration_seconds(line, self.open.interval_timers)
+        for name, figure, rounding in (("iteration_s", seconds, 6e-4), ("loss", line.loss, 6e-5)):
+            known = getattr(record, name)
+            is_finer = known is not None and figure is not None and not line.is_coarse
+            if known is None or (is_finer and abs(figure - known) <= rounding):
+                setattr(record, name, figure)
+        found = {name: line.values[name] for name in ITERATION_COLUMNS if name in line.values}
+        record.printed = record.printed | found
+        self.open = _Open()
+
+    def _end_by_entry(self, entry: Entry) -> None:
+        log, records = self.log, self.log.iterations
+        if entry.loss is None:  # of an evaluation, or of the run as a whole
+            return
+        if records and entry.step <= records[-1].iteration:
+            log.notes.append(f"the log goes back to step {entry.step}; the later run counts")
+            while records and records[-1].iteration >= entry.step:
+                records.pop()
+            self._entry = None
+        before, elapsed = self._entry, entry.elapsed_s
+        self._entry, self.by_lines = entry, True
+        record = Iteration(entry.step, loss=entry.loss, device_memory_gib=entry.device_memory_gib)
+        steps = entry.step - (before.step if before else 0)
+        began_s = (before.elapsed_s if before else 0.0) if not log.iterations or before else None
+        if elapsed is not None and began_s is not None and elapsed - began_s >= COARSEST_S:
+            record.iteration_s = (elapsed - began_s) / steps
+        figures = {name: getattr(entry, name) for name in ("grad_norm", "learning_rate", "tokens")}
+        record.printed = {name: figure for name, figure in figures.items() if figure is not None}
+        records.append(record)
 
     def _number(self, line: Fields) -> int:
         """The iteration that a line names, or that its samples or DeepSpeed's step come to."""
@@ -469,20 +492,20 @@ class _Reader:
         elif ", skipped=" in text:
             self.reject(number, "a progress line that cannot be read", text)
 
-    def _add_memory(self, number: int, text: str) -> None:
+    def _add_memory(self, line: Line) -> None:
         """DeepSpeed's ``memory_breakdown``: a title, a line of the device, a line of the host."""
-        is_host, device = "CPU Virtual" in text, self._device
-        self._device = None
+        number, text, is_host = line.number, line.text, "CPU Virtual" in line.text
+        title = None if is_host else self._titles.of_figures(line)
+        device = self._pairs.of_host(line) if is_host else None
         found = PATTERNS["host_memory" if is_host else "device_memory"].search(text)
         if not found:
             self.reject(number, "a damaged memory line", text)
-        elif is_host and device and number - device["line"] <= 4:
-            # Lines of other ranks may stand between the line of the device and that of the host.
+        elif device:
             device |= _figures(found)
         else:
-            title = None if is_host else _title(self.before, text)
             row = {"line": number, "title": title, "iteration": None, **_figures(found)}
-            self._device = None if is_host else row
+            if not is_host:
+                self._pairs.add_device(line, row)
             self.log.memory.append(row)
             if title == _FIRST_TITLE:
                 self._setup_end = self._setup_end or number
@@ -528,19 +551,6 @@ def _figures(found: re.Match[str]) -> dict[str, float | int | None]:
 def as_finite(text: str) -> float | None:
     """Return the number that a text says; None for one that is not finite."""
     return value if math.isfinite(value := float(text)) else None
-
-
-def _title(before: str, text: str) -> str | None:
-    """The title that the line before prints; None when that is not a title's line."""
-    writer = "see_memory_usage] "
-    if writer in before:
-        title = before.rpartition(writer)[2].strip()
-    else:
-        title = before.removeprefix(text[: text.find("MA ")]).strip()
-        marks = (*_MARKS, *_ITERATION_MARKS, " GB ", "<TIMER", "] [", "elapsed")
-        if writer in text or any(mark in title for mark in marks):
-            return None
-    return title if title.isprintable() and 0 < len(title) <= 120 else None
 
 
 def _largest(memory: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from parse.failures import Failures
 from parse.illnesses import quoted, quoted_line
-from parse.log import TIMERS_MARK, Line, RunFacts, timer_line
+from parse.lines import Line
+from parse.log import TIMERS_MARK, RunFacts, timer_line
 from parse.overflows import Overflows
 from parse.records import Log
 from parse.steps import Step, read_step

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from parse.illnesses import Illness
-from parse.log import PATTERNS, Line
+from parse.lines import Line
+from parse.log import PATTERNS
 
 GOES_ON_STEPS = 3
 """A run that does so many good steps after an error was not ended by it."""

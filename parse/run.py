@@ -17,6 +17,7 @@ from configs.errors import ConfigError
 from configs.files import json_lines, read_given_json, read_json
 from configs.naming import Namer
 from configs.study import Study, default_study, study_from
+from parse.lines import STATE_NAME, is_log_name
 from parse.log import read_log
 from parse.records import (
     PHASES,
@@ -254,7 +255,9 @@ def find_logs(path: Path) -> list[Path]:
     """Find the logs that a path names: itself, or those below a folder.
 
     Under a folder with a ``sweep.json`` the logs are the runs it lists, in its order; elsewhere all
-    ``*.log``, by name. Links to folders are not followed.
+    ``*.log``, packed or not, and what trainers write beside them, by name. Of a trainer's
+    checkpoints, each of which tells all that came before, only the last counts, and none where the
+    folder above tells more. Links to folders are not followed.
 
     Raises:
         LogError: there is no such path.
@@ -266,12 +269,22 @@ def find_logs(path: Path) -> list[Path]:
     if (path / SWEEP_FILE).is_file():
         return [log for _, log in _sweep_entries(path) if log.is_file()]
     found = []
+    passed_over = _earlier_checkpoints(path)
     for below in sorted(path.iterdir()):
         if below.is_dir() and not below.is_symlink():
-            found += find_logs(below)
-        elif below.suffix == ".log" and below.is_file():
+            found += find_logs(below) if below not in passed_over else []
+        elif is_log_name(below) and below.is_file():
             found.append(below)
     return found
+
+
+def _earlier_checkpoints(folder: Path) -> list[Path]:
+    numbers = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    states = [
+        path for path in numbers if numbers[path].isdecimal() and (path / STATE_NAME).is_file()
+    ]
+    states.sort(key=lambda path: int(numbers[path]))
+    return states if (folder / STATE_NAME).is_file() else states[:-1]
 
 
 def _sweep_entries(folder: Path) -> list[tuple[dict[str, Any], Path]]:

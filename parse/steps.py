@@ -6,7 +6,8 @@ import math
 import re
 from typing import NamedTuple
 
-from parse.log import Line, iteration_line
+from parse.lines import Line
+from parse.log import PIPELINE_MARK, iteration_line
 
 _NUMBER = (
     r"[-+]?(?:1\.#(?:INF|IND|QNAN|SNAN)\d*|(?i:nan|inf(?:inity)?)(?:\.0|\(\w*\))?(?!\w)"
@@ -25,7 +26,6 @@ _BAR = re.compile(
 )
 """Drawn by tqdm or by rich."""
 _LIGHTNING = re.compile(rf"[ ,\[](?:train[_/])?loss(?:_step)?[=:] ?({_NUMBER})(?=[,\]\s]|$)")
-_PIPELINE = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER}) iter time")
 _PLAIN = re.compile(
     r"\b(?:global_step|step|iter|iteration|batch)\b[\s:=#\[]{0,4}(\d{1,12})\b.{0,80}?"
     rf"\b(?:train[_ ]|lm |total_)?loss\b\s*[:=]?\s*{_WRAPPER}({_NUMBER})",
@@ -59,7 +59,7 @@ def read_step(line: Line) -> Step | None:
     text = line.text
     if "loss" not in text and "consumed samples" not in text:
         return None
-    if any(mark in text for mark in _MEGATRON):
+    if PIPELINE_MARK in text or any(mark in text for mark in _MEGATRON):
         return _megatron_step(line)
     if ("'loss'" in text or '"loss"' in text) and (step := _step_of_pairs(line)):
         return step
@@ -67,8 +67,6 @@ def read_step(line: Line) -> Step | None:
     if bar and bar[2] != "0" and (loss := _LIGHTNING.search(text, bar.end())):
         framework = "Lightning" if bar[1] is not None else "a progress bar"
         return _step(line, framework, f"{bar[1]}:{bar[2]}", loss[1])
-    if found := _PIPELINE.search(text):
-        return _step(line, "DeepSpeed's pipeline", found[1], found[2])
     if not _NOT_TRAINING.search(text) and (found := _PLAIN.search(text)):
         return _step(line, "a training loop", found[1], found[2])
     return None
@@ -81,7 +79,8 @@ def _megatron_step(line: Line) -> Step | None:
     position = found.texts.get("iteration") or found.texts.get("samples", "")
     norm, rate = found.values.get("grad_norm"), found.values.get("learning_rate")
     digits, skipped = _digits(found.texts.get("loss", "")), bool(found.values.get("skipped"))
-    return Step(line.number, "Megatron", position, found.loss, digits, norm, rate, skipped)
+    framework = "DeepSpeed's pipeline" if PIPELINE_MARK in line.text else "Megatron"
+    return Step(line.number, framework, position, found.loss, digits, norm, rate, skipped)
 
 
 def _step_of_pairs(line: Line) -> Step | None:
