@@ -27,6 +27,7 @@ from parse.verdict import (
     in_common,
     judge_pair,
     loss_reasons,
+    same_log_reasons,
     timing_reasons,
 )
 
@@ -259,6 +260,8 @@ def _judged(run: Run, reference: Run, warmup: int) -> Pair:
     if study.gate.kind != "quality":
         judgement = judge_runs(study.gate, study.reference, reference.log, run.log)
         reasons += [judgement.withheld] if judgement.withheld else []
+    if run is not reference and not (run.run_json or reference.run_json):
+        reasons += same_log_reasons(reference.log, run.log)
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     return Pair(run, reference, judgement, (*reasons, *timing_reasons(timed, warmup)))
 

@@ -4,8 +4,9 @@ What a log prints stands in the tables of this file, a row a figure: its label o
 name, its unit and its type. A new figure is a new row. A line that has a table's marker but does
 not fit is left out as a whole, and listed with its number; its figures are missing, not guessed.
 
-Forms known: DeepSpeed 0.3 to 0.19 (timers, progress, memory, throughput, profile), the old and the
-new Megatron-DeepSpeed, the paper's fork, Megatron-LM and megatron-core. The exact figures of the
+Forms known: DeepSpeed 0.3 to 0.19 (timers, progress, memory, throughput, profile, pipelines), the
+old and the new Megatron-DeepSpeed, the paper's fork, Megatron-LM, megatron-core and the JSON of
+trainers. The exact figures of the
 ``metrics.jsonl`` beside a log are taken over in :func:`attach_metrics`.
 """
 
@@ -379,6 +380,7 @@ class _Reader:
             earlier = {name: value for name, value in known if value is not None}
             self.open.phases = earlier | self.open.phases
             self.open.timed += len(log.iterations)
+            self.open.step = self.open.step or (log.iterations[-1].iteration if known else 0)
             self.open.memory = [*log.memory]
             log.iterations.clear()
             self.by_lines = True

@@ -55,13 +55,16 @@ class Titles:
             return _plain(before, line.text)
         self._take_written(line)
         near = [one for one in self._written if line.number - one.line <= _APART]
-        own = [one for one in near if one.source == line.source]
-        self._written.clear()
-        self._written.extend(near)
-        if not own or (len({one.text for one in own}) > 1 and line.number - own[-1].line > 1):
-            return None
-        self._written.remove(own[-1])
-        return own[-1].text
+        own = [one for one in near if one.source == line.source] or near
+        is_next = bool(own) and line.number - own[-1].line <= 1
+        if is_next:  # the figures of other titles are lost
+            lost = [one for one in own if one.text != own[-1].text]
+            near = [one for one in near if one not in lost]
+        is_sure = is_next or len({one.text for one in own}) == 1
+        if is_sure:
+            near.remove(own[-1])
+        self._written = deque(near, maxlen=_APART)
+        return own[-1].text if is_sure else None
 
     def _take_written(self, line: Line) -> None:
         for part in line.text.split(_WRITER)[1:]:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from parse.lines import digest
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
@@ -322,6 +323,7 @@ def compare(
     reasons = loss_reasons(tuple(key.replace("_", "-") for key in keys), tuple(losses.values()))
     if pair.word not in ("equal", "close"):
         reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
+    reasons += same_log_reasons(reference, ours)
     reasons += timing_reasons([own["iteration"] for own in counts.values()], warmup)
     reasons += [ON_CPU] if reference.on_cpu or ours.on_cpu else []
     ratios = _ratios(medians)
@@ -372,6 +374,16 @@ def timing_reasons(timed: list[int], warmup: int) -> list[str]:
         f"{min(timed)} timed iterations after a warm-up of {warmup}, "
         f"at least {MINIMUM_TIMED} are needed"
     ]
+
+
+def same_log_reasons(reference: Log, ours: Log) -> list[str]:
+    """Return that two files hold one log, if they do: packed, renamed or with other ends of lines.
+
+    No two runs take the same time to the last digit.
+    """
+    if reference.iterations != ours.iterations or digest(reference.path) != digest(ours.path):
+        return []
+    return [f"{ours.path} says the same as {reference.path}, line by line: one log given twice"]
 
 
 def log_notes(log: Log) -> list[str]:

@@ -1,4 +1,6 @@
+import gzip
 import json
+import lzma
 import math
 import subprocess
 import sys
@@ -198,6 +200,26 @@ def test_a_log_given_twice_is_refused(run, named, tmp_path):
         done = run(named[0], second)
         assert (done.returncode, done.stdout) == (2, "")
         assert "is given twice" in done.stderr
+
+
+@pytest.mark.parametrize("change", [
+    gzip.compress, lzma.compress, lambda data: data.replace(b"\n", b"\r\n") + b"\n",
+])  # fmt: skip
+def test_two_copies_of_a_log_are_one_log_and_no_speed_up(run, change):
+    done = run(log_text(), change(log_text().encode()))
+    assert (done.returncode, done.stderr) == (0, "")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("speed-up withheld: ")
+    assert "c.log says the same as " in last
+    assert last.endswith("line by line: one log given twice")
+
+
+def test_packed_logs_of_two_runs_have_a_speed_up(run):
+    packed = (
+        gzip.compress(log_text(seconds=0.5).encode()),
+        lzma.compress(log_text(seconds=0.25).encode()),
+    )
+    assert run(*packed).stdout.splitlines()[-1] == "speed-up: 1.909x (tolerance 0.001)"
 
 
 def test_the_speed_up_is_the_ratio_of_medians(run):

@@ -109,6 +109,9 @@ def test_the_table_has_a_row_a_phase(gpu_sweep, tmp_path, capsys):
 
 NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
 LONE = {"vanilla": NAME.format(0, 0, 0), "hybrid": NAME.format(1, 1, 2)}
+PACES = {
+    name: tuple(s + 0.01 * i for i in range(10)) for name, s in (("vanilla", 0.2), ("hybrid", 0.1))
+}
 SHORT, LONG = (9.0, 8.5, 8.25, 8.125, 8.0), tuple(9.5 - 0.1 * i for i in range(10))
 
 
@@ -117,7 +120,10 @@ def lone_logs(write_log):
     """Compares lone logs, each given as its folder, its engine and its losses."""
 
     def write(*logs):
-        paths = [write_log(f"{at}/{LONE[name]}.log", losses=losses) for at, name, losses in logs]
+        paths = [
+            write_log(f"{at}/{LONE[name]}.log", losses=losses, seconds=PACES[name][: len(losses)])
+            for at, name, losses in logs
+        ]
         runs = [read_run(path) for path in paths]
         label_runs(runs)
         return compare_points(runs, 1), runs
@@ -132,6 +138,16 @@ def test_a_log_is_paired_with_one_of_as_many_iterations(lone_logs):
     assert item.pairs[0].reference is runs[1]
     assert [len(point.runs) for point in (item.reference, item.ours)] == [1, 1]
     assert [run.label for run in runs] == ["7B vanilla", "7B vanilla #2", "7B hybrid stride 2"]
+
+
+def test_two_copies_of_a_log_are_no_speed_up(lone_logs, write_log):
+    _, (run, _) = lone_logs(("a", "vanilla", LONG), ("a", "hybrid", LONG))
+    copy = run.log.path.with_name(f"{LONE['hybrid']}.log")
+    copy.write_bytes(run.log.path.read_bytes().replace(b"\n", b"\r\n"))
+    runs = [read_run(run.log.path), read_run(copy)]
+    label_runs(runs)
+    (item,) = compare_points(runs, 1)
+    assert f"{copy} says the same as {run.log.path}, line by line" in item.withheld
 
 
 def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
