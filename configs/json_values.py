@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 _BETWEEN = re.compile(r"[\s,\[\]]*")
 """The brackets of an array and the commas between its values, one too many or too few as well."""
@@ -34,7 +35,9 @@ class TooLargeError(ValueError):
     """A value is larger than allowed; the message is the line where it begins."""
 
 
-def values(stream: io.BufferedReader, most: int, read_bytes: int) -> Iterator[tuple[int, bytes]]:
+def values(
+    stream: io.BufferedReader[Any], most: int, read_bytes: int
+) -> Iterator[tuple[int, bytes]]:
     """Yield the values of a stream, those of an array one by one, as they are written.
 
     What is no JSON comes as it is too, up to the next object; who decodes it finds the error.
@@ -59,7 +62,7 @@ def values(stream: io.BufferedReader, most: int, read_bytes: int) -> Iterator[tu
 class _Text:
     """The part of a stream that is held: from the value that is looked at on."""
 
-    def __init__(self, stream: io.BufferedReader, most: int, read_bytes: int) -> None:
+    def __init__(self, stream: io.BufferedReader[Any], most: int, read_bytes: int) -> None:
         self._stream, self._most, self._read_bytes = stream, most, read_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
         self._text, self._at, self._ended = "", 0, False

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from configs.files import printable
 from configs.json_values import TooLargeError, begins_values, values
@@ -139,13 +139,13 @@ class Raw(NamedTuple):
 
 
 @contextmanager
-def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
+def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader[Any], io.BufferedReader[Any]]]:
     """Open a file: its contents, decompressed, and the file on disk.
 
     Raises:
         DatasetError: While it is open: the file is cut off, damaged or otherwise compressed.
     """
-    with source.path.open("rb", READ_BYTES) as file:
+    with io.BufferedReader(io.FileIO(source.path), READ_BYTES) as file:
         is_plain = source.kind != "parquet" and not source.compression
         if is_plain and file.peek(8).startswith(NO_TEXT):
             raise DatasetError(
@@ -160,7 +160,7 @@ def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
             ) from error
 
 
-def _decompressed(file: io.BufferedReader, compression: str) -> io.BufferedReader:
+def _decompressed(file: io.BufferedReader[Any], compression: str) -> io.BufferedReader[Any]:
     raw: Any
     if compression == ".xz":
         raw = lzma.open(file)  # noqa: SIM115 - closed with the file below it
@@ -176,7 +176,7 @@ def _decompressed(file: io.BufferedReader, compression: str) -> io.BufferedReade
 
 
 def records(
-    source: InputFile, stream: io.BufferedReader, keys: tuple[str, ...], sample_by: SampleBy
+    source: InputFile, stream: io.BufferedReader[Any], keys: tuple[str, ...], sample_by: SampleBy
 ) -> Iterator[Raw]:
     """Yield the records of an open file; blank lines are none.
 
@@ -193,7 +193,7 @@ def records(
     return _paragraphs(source, stream) if sample_by == "paragraph" else _whole(source, stream)
 
 
-def _all_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+def _all_lines(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
         number += 1
@@ -202,13 +202,13 @@ def _all_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[i
         yield number, line.removesuffix(b"\n")
 
 
-def _json_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+def _json_lines(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[Raw]:
     for number, line in _all_lines(source, stream):
         if line and not line.isspace():
             yield Raw(number, "json", line, len(line))
 
 
-def _values(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+def _values(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[Raw]:
     try:
         for line, value in values(stream, MAX_DOCUMENT_BYTES, READ_BYTES):
             yield Raw(line, "json", value, len(value))
@@ -216,7 +216,9 @@ def _values(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
         raise _too_large(source, str(error), "a value of ", ": take it out") from None
 
 
-def _all_text_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
+def _all_text_lines(
+    source: InputFile, stream: io.BufferedReader[Any]
+) -> Iterator[tuple[int, bytes]]:
     """Lines of a text, that end as on any system: at LF, at CR LF or at CR alone."""
     number = 0
     for _, line in _all_lines(source, stream):
@@ -225,13 +227,13 @@ def _all_text_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tu
             yield number, one
 
 
-def _text_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+def _text_lines(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[Raw]:
     for number, line in _all_text_lines(source, stream):
         if line and not line.isspace():
             yield Raw(number, "text", line, len(line))
 
 
-def _paragraphs(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+def _paragraphs(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[Raw]:
     held: list[bytes] = []
     first = size = 0
     for number, line in _all_text_lines(source, stream):
@@ -248,7 +250,7 @@ def _paragraphs(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
         yield Raw(first, "text", b"\n".join(held), size)
 
 
-def _whole(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
+def _whole(source: InputFile, stream: io.BufferedReader[Any]) -> Iterator[Raw]:
     data = stream.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise _too_large(source, "", "as one document ", ": give --sample-by paragraph or line")
@@ -261,7 +263,9 @@ def _too_large(source: InputFile, where: str, what: str, advice: str = "") -> Da
     return DatasetError(f"{place}: {what}over {MAX_DOCUMENT_BYTES >> 20} MiB{advice}")
 
 
-def _rows(source: InputFile, stream: io.BufferedReader, keys: tuple[str, ...]) -> Iterator[Raw]:
+def _rows(
+    source: InputFile, stream: io.BufferedReader[Any], keys: tuple[str, ...]
+) -> Iterator[Raw]:
     import pyarrow as pa
     from pyarrow import parquet
 

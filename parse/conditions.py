@@ -9,13 +9,9 @@ from statistics import median
 
 from parse.illnesses import Illness
 from parse.observed import Norm, Observed
-from parse.verdict import DEFAULT_VOCABULARY, LossVerdict, judge_loss
+from parse.verdict import DEFAULT_VOCABULARY, FALL_TO_ZERO, STANDSTILL, LossVerdict, judge_loss
 
 Found = Iterator[Illness]
-_STANDSTILL = ((6, 3), (4, 8), (0, 20))
-"""Significant digits of a printed loss, and how many equal ones are no coincidence."""
-_FALL_TO_ZERO = 0.05
-"""A loss that was above this and is 0 from one step to the next was not learned away."""
 _FEWEST_LOSSES = 6
 """Below this, first and last third are too few to tell a direction from noise."""
 _STEPS_AT_FULL_RATE = 7
@@ -68,11 +64,11 @@ def _standstill(seen: Observed) -> Illness | None:
     # Zeros at the end of a figure may be left out, and a zero itself has no digit that counts.
     printed = losses if last == 0 else losses[len(losses) - length :]
     digits = max((loss.digits for loss in printed), default=0)
-    if last is None or length < next(count for least, count in _STANDSTILL if digits >= least):
+    if last is None or length < next(count for least, count in STANDSTILL if digits >= least):
         return None
     # A loss that is printed as 0 may just be small; one that fell there at once is not.
     before = losses[-1 - length].value if length < len(losses) else None
-    if last == 0 and before is not None and before <= _FALL_TO_ZERO:
+    if last == 0 and before is not None and before <= FALL_TO_ZERO:
         return None
     # The loss of weights that are lost stands still as well.
     lost = _lost_norms(seen)

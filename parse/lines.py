@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.json_values import TooLargeError, values
 from parse.prefix import split_prefix
@@ -92,21 +92,23 @@ def read_lines(path: Path) -> Iterator[Line]:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def digest(path: Path) -> str:
-    """Return a digest of what a log says: of all lines but blank ones at its end.
+class Digest:
+    """What a log says, in short: of all lines but blank ones at its end, whatever ends them."""
 
-    Raises:
-        LogError: as :func:`read_lines`.
-    """
-    found, blank = hashlib.sha256(), 0
-    for line in read_lines(path):
-        text = line.text.rstrip()
-        if not text:
-            blank += 1
-            continue
-        found.update(b"\n" * (blank + 1) + text.encode(errors="replace"))
-        blank = 0
-    return found.hexdigest()
+    def __init__(self) -> None:
+        self._found, self._blank = hashlib.sha256(), 0
+
+    def add(self, line: Line) -> None:
+        """Take the next line."""
+        if text := (line.source + line.text).rstrip():
+            self._found.update(b"\n" * (self._blank + 1) + text.encode(errors="replace"))
+            self._blank = 0
+        else:
+            self._blank += 1
+
+    def __str__(self) -> str:
+        """Return the SHA-256 in hexadecimal."""
+        return self._found.hexdigest()
 
 
 def _line(number: int, line: str) -> Line:
@@ -118,7 +120,7 @@ def _line(number: int, line: str) -> Line:
     return Line(number, text, not is_whole, source)
 
 
-def _entries(file: io.BufferedReader, before: int) -> Iterator[Line]:
+def _entries(file: io.BufferedReader[Any], before: int) -> Iterator[Line]:
     """The objects of a list, and what is left of a damaged one, up to the list's end."""
     try:
         for number, value in values(file, _MAX_ENTRY_CHARACTERS, _HEAD_BYTES):
@@ -135,30 +137,44 @@ class _Damaged(Exception):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def _opened(path: Path) -> Iterator[io.BufferedReader[Any]]:
     """Open a file; what it begins with tells how it is packed, whatever its name says."""
-    with path.open("rb", _HEAD_BYTES) as file:
-        head = file.peek(8)
-        unpacked: GzipFile | LZMAFile | BZ2File | None = None
-        if head.startswith(b"\x1f\x8b"):
-            import gzip
-
-            unpacked = gzip.open(file)  # noqa: SIM115 - closed below
-        elif head.startswith(b"\xfd7zXZ\x00"):
-            import lzma
-
-            unpacked = lzma.open(file)  # noqa: SIM115
-        elif head.startswith(b"BZh"):
-            import bz2
-
-            unpacked = bz2.open(file)  # noqa: SIM115
-        elif head.startswith(b"\x28\xb5\x2f\xfd"):
-            raise LogError(f"{path}: is packed by zstd; unpack it with `zstd -d`")
-        if unpacked is None:
-            yield file
-        else:
+    with io.BufferedReader(io.FileIO(path), _HEAD_BYTES) as file:
+        unpacked = _unpacked(file, path)
+        if unpacked is not None:
             with io.BufferedReader(_Checked(unpacked), _HEAD_BYTES) as buffered:
-                yield buffered
+                if path.suffix in PACKED_ENDINGS or _has_contents(buffered):
+                    yield buffered
+                    return
+            file.seek(0)
+        yield file
+
+
+def _unpacked(file: io.BufferedReader[Any], path: Path) -> GzipFile | LZMAFile | BZ2File | None:
+    head = file.peek(8)
+    if head.startswith(b"\x1f\x8b"):
+        import gzip
+
+        return gzip.open(file)
+    if head.startswith(b"\xfd7zXZ\x00"):
+        import lzma
+
+        return lzma.open(file)
+    if head.startswith(b"BZh"):
+        import bz2
+
+        return bz2.open(file)
+    if path.suffix == ".zst":
+        raise LogError(f"{path}: is packed by zstd; unpack it with `zstd -d`")
+    return None
+
+
+def _has_contents(buffered: io.BufferedReader[Any]) -> bool:
+    """Tell a packed file from a text that happens to begin like one."""
+    try:
+        return bool(buffered.peek(1))
+    except _Damaged:
+        return False
 
 
 class _Checked(io.RawIOBase):

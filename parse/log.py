@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.files import json_lines, printable
-from parse.lines import Line, plain_name, read_lines
+from parse.lines import Digest, Line, plain_name, read_lines
 from parse.memory import Pairs, Titles
 from parse.records import (
     PHASES,
@@ -258,9 +258,11 @@ def read_log(path: Path) -> Log:
     """
     log = Log(path=path, settings=settings_from_name(plain_name(path)))
     reader = _Reader(log)
+    digest = Digest()
     for line in read_lines(path):
         reader.feed(line)
-    log.ends_mid_line = reader.is_cut
+        digest.add(line)
+    log.ends_mid_line, log.digest = reader.is_cut, str(digest)
     reader.facts.finish()
     if log.iterations and not reader.by_lines:
         log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
@@ -395,6 +397,7 @@ class _Reader:
         previous = log.iterations[-1].iteration if log.iterations else 0
         if number == previous and line.is_coarse != self._is_coarse and not line.problem:
             self._fill(log.iterations[-1], line)
+            log.rounded_losses &= line.is_coarse
             return
         if number <= previous:
             if number > 1 and not self.open.new_run:
@@ -411,6 +414,7 @@ class _Reader:
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self._fill(record, line)
         self._is_coarse, self._left_out = line.is_coarse, 0
+        log.rounded_losses = line.is_coarse
 
     def _fill(self, record: Iteration, line: Fields) -> None:
         """Take a line's figures, those with more digits where the record has them already."""
@@ -434,7 +438,7 @@ class _Reader:
                 records.pop()
             self._entry = None
         before, elapsed = self._entry, entry.elapsed_s
-        self._entry, self.by_lines = entry, True
+        self._entry, self.by_lines, log.rounded_losses = entry, True, True
         record = Iteration(entry.step, loss=entry.loss, device_memory_gib=entry.device_memory_gib)
         steps = entry.step - (before.step if before else 0)
         began_s = (before.elapsed_s if before else 0.0) if not log.iterations or before else None

@@ -137,6 +137,10 @@ class Log:
     """``cpu``, ``cuda``, or what the log calls the accelerator."""
     device_name: str | None = None
     """Name of the GPU that held the model."""
+    digest: str = ""
+    """Of all its lines; equal in two copies of a log, packed or not. Empty where none was read."""
+    rounded_losses: bool = False
+    """True where the losses are printed with few digits, zeros at their end left out."""
     recognised: bool = False
     """True once any line of a training log was found."""
     ends_mid_line: bool = False

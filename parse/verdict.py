@@ -13,7 +13,6 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from parse.lines import digest
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
@@ -24,6 +23,10 @@ TIMED = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimize
 _SHOWN_REJECTS = 5
 FROZEN_ITERATIONS = 3
 """A loss that stands still over at least so many last iterations is frozen."""
+STANDSTILL = ((6, FROZEN_ITERATIONS), (4, 8), (0, 20))
+"""Significant digits of a printed loss, and how many equal ones are no coincidence."""
+FALL_TO_ZERO = 0.05
+"""A loss that was above this and is 0 from one step to the next was not learned away."""
 LN_VOCABULARY_TOLERANCE = 5e-5
 """How near a frozen loss must be to ln(V) to be a uniform softmax."""
 DEFAULT_VOCABULARY = 50304
@@ -86,13 +89,16 @@ class LossVerdict:
 
 
 def judge_loss(
-    losses: Iterable[tuple[int, float | None]], vocab_sizes: Sequence[int] = ()
+    losses: Iterable[tuple[int, float | None]],
+    vocab_sizes: Sequence[int] = (),
+    is_rounded: bool = False,
 ) -> LossVerdict:
     """Judge one run's printed losses.
 
     Args:
         losses: Iteration and its loss; None, a loss that cannot be read, says nothing.
         vocab_sizes: Vocabulary sizes the log names; the paper's is tried too.
+        is_rounded: The losses are printed with few digits, so that equal ones may be a coincidence.
     """
     known = [(iteration, loss) for iteration, loss in losses if loss is not None]
     if not known:
@@ -104,7 +110,7 @@ def judge_loss(
     still = 0
     while still < len(known) and known[-1 - still][1] == last:
         still += 1
-    if still >= FROZEN_ITERATIONS:
+    if still >= (_fewest_equal(known, still) if is_rounded else FROZEN_ITERATIONS):
         name = _ln_name(last, vocab_sizes)
         return LossVerdict("frozen", known[-still][0], at=last, at_name=name)
     values = [loss for _, loss in known]
@@ -113,6 +119,20 @@ def judge_loss(
     falls = start - end > _NOISES_FALLEN * noise
     word = "diverged" if end - start > DIVERGED_RISE else "trains" if falls else "undecided"
     return LossVerdict(word, start=start, end=end, noise=noise)
+
+
+def _fewest_equal(known: Sequence[tuple[int, float]], still: int) -> float:
+    """How many equal losses are no coincidence; infinite where the last is just small."""
+    last = known[-1][1]
+    before = known[-1 - still][1] if still < len(known) else math.inf
+    if last == 0 and before <= FALL_TO_ZERO:
+        return math.inf
+    # Zeros at the end of a figure may be left out, and a zero itself has no digit that counts.
+    printed = [loss for _, loss in known] if last == 0 else [last]
+    digits = max(
+        len(f"{loss!r}".partition("e")[0].replace(".", "").lstrip("-0")) for loss in printed
+    )
+    return next(count for least, count in STANDSTILL if digits >= least)
 
 
 def _noise(losses: Sequence[float]) -> float:
@@ -136,7 +156,8 @@ def judge_log(log: Log) -> LossVerdict:
     skipped = sum(record.printed.get("skipped") or 0 for record in records)
     if records and skipped >= covered:
         return LossVerdict("skipped", records[0].iteration, skipped=skipped)
-    return judge_loss(((r.iteration, r.loss) for r in log.iterations), log.vocab_sizes)
+    losses = ((record.iteration, record.loss) for record in records)
+    return judge_loss(losses, log.vocab_sizes, log.rounded_losses)
 
 
 @dataclass(frozen=True)
@@ -381,7 +402,7 @@ def same_log_reasons(reference: Log, ours: Log) -> list[str]:
 
     No two runs take the same time to the last digit.
     """
-    if reference.iterations != ours.iterations or digest(reference.path) != digest(ours.path):
+    if not ours.digest or reference.digest != ours.digest:
         return []
     return [f"{ours.path} says the same as {reference.path}, line by line: one log given twice"]
 

@@ -6,7 +6,7 @@ import lzma
 
 import pytest
 
-from parse.lines import digest, read_lines
+from parse.lines import read_lines
 from parse.log import read_log
 from parse.records import LogError
 from parse.run import find_logs
@@ -27,7 +27,7 @@ def test_a_packed_log_says_the_same_as_the_log(write_log, ending):
     assert found.iterations == plain.iterations == read_log(unnamed).iterations
     assert found.settings == plain.settings
     assert found.settings["engine"] == "vanilla"
-    assert digest(packed) == digest(path)
+    assert found.digest == plain.digest
     assert find_logs(path.parent) == [path, packed]
 
 
@@ -40,9 +40,18 @@ def test_a_packed_log_that_is_cut_off_gives_its_first_iterations(write_log, endi
     log = read_log(path)
     assert 100 < len(log.iterations) < 3000
     assert log.ends_mid_line
+    path = path.with_name(f"log.log{ending}")
     path.write_bytes(data[:30])
-    with pytest.raises(LogError, match=r"log.log: is damaged: .*; get it again"):
+    with pytest.raises(LogError, match=rf"log.log{ending}: is damaged: .*; get it again"):
         read_log(path)
+
+
+@pytest.mark.parametrize("begin", [b"BZh", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"])
+def test_a_text_that_begins_like_a_packed_file_is_a_text(write_log, begin):
+    path = write_log()
+    count = len(read_log(path).iterations)
+    path.write_bytes(begin + b"\n" + path.read_bytes())
+    assert len(read_log(path).iterations) == count
 
 
 def test_what_the_standard_library_cannot_unpack_is_named(tmp_path):
@@ -63,7 +72,7 @@ def test_what_the_standard_library_cannot_unpack_is_named(tmp_path):
 )
 def test_ends_of_lines_do_not_make_another_log(write_log, other, same):
     first, second = write_log("a.log", text="a\nb\n"), write_log("b.log", text=other)
-    assert (digest(first) == digest(second)) is same
+    assert (read_log(first).digest == read_log(second).digest) is same
 
 
 def test_trainers_files_are_found_and_of_checkpoints_the_last(tmp_path):

@@ -10,6 +10,7 @@ from parse.__main__ import main
 from parse.diagnose import diagnose
 from parse.log import read_log, read_usable_log
 from parse.run import label_runs, read_run
+from parse.verdict import judge_log
 
 LOSSES = [2.5, 2.25, 2.125, 2.0, 1.75, 1.5, 1.25]
 
@@ -90,6 +91,19 @@ def test_times_come_from_what_had_passed_where_that_is_fine_enough(write_log):
     assert record.iteration_s == 49 * 360
 
 
+@pytest.mark.parametrize(
+    ("last", "word"),
+    [([0.9] * 13, "trains"), ([0.9] * 20, "frozen"), ([0.9512] * 7, "trains"),
+     ([0.9512] * 8, "frozen"), ([1.1234567] * 3, "frozen"), ([0.0] * 8, "frozen"),
+     ([0.04, 0.0, 0.0, 0.0], "trains")],
+)  # fmt: skip
+def test_equal_losses_of_few_digits_may_be_a_coincidence(write_log, last, word):
+    losses = [2.5123, 2.2512, 2.1251, 2.0123, 1.7512, 1.5123, 1.2512, *last]
+    path = write_log("trainer_state.json", text=json.dumps(state(losses)))
+    assert judge_log(read_log(path)).word == word
+    assert [one.name for one in diagnose(path).illnesses] == ["loss-frozen"] * (word == "frozen")
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_run_that_was_begun_anew_or_went_on_replaces_what_came_after(write_log, first):
     again = progress(first)
@@ -119,7 +133,6 @@ def test_what_cannot_be_read_is_left_out_and_told(write_log, capsys, tmp_path):
     main([str(path), "--out", str(tmp_path / "out")])
     assert "line 4 left out: no JSON object" in capsys.readouterr().err
     found = diagnose(path)
-    assert found.num_steps == 6
     assert "3 lines that are no JSON, from line 4 on" in found.not_judged
 
 
