@@ -27,19 +27,20 @@ _LEGEND_CHARACTERS = 104
 _CHARACTER_INCHES = 0.065
 _SLANTED_INCHES = 0.17
 """Between names of ticks that are slanted, so that their lines do not touch."""
-_MARK = 6.0
-"""Width of a mark, in points."""
 _FARTHEST = 24
 """Places that a name tries in each direction."""
 
 
 class Mark(NamedTuple):
-    """A mark of a panel that has a name."""
+    """A mark of a panel, and what is written beside it."""
 
     ax: Axes
     at: tuple[float, float]
     """In the panel's units."""
+    width: float
+    """In points."""
     name: str
+    """Empty for none."""
     colour: str = "black"
 
 
@@ -111,26 +112,28 @@ def name_marks(figure: Figure, marks: Sequence[Mark]) -> None:
         marks: In the order in which they choose their places.
     """
     with styles.context(STYLE_FILE):
-        texts = [
-            mark.ax.annotate(
+        texts = {
+            number: mark.ax.annotate(
                 plain(mark.name), mark.at, xytext=(0, 0), textcoords="offset points", fontsize=6,
                 color=mark.colour, ha="center", va="center", in_layout=False,
                 arrowprops={"arrowstyle": "-", "linewidth": 0.3, "color": "0.6", "shrinkA": 0},
             )
-            for mark in marks
-        ]  # fmt: skip
+            for number, mark in enumerate(marks)
+            if mark.name
+        }  # fmt: skip
         figure.draw_without_rendering()
         point = figure.dpi / 72
+        places = [mark.ax.transData.transform(mark.at) for mark in marks]
         taken = [
-            _box(*mark.ax.transData.transform(mark.at), *2 * [_MARK * point]) for mark in marks
+            _box(*at, mark.width * point, mark.width * point)
+            for at, mark in zip(places, marks, strict=True)
         ]
-        for number, (mark, text) in enumerate(zip(marks, texts, strict=True)):
-            x, y = mark.ax.transData.transform(mark.at)
-            size = Text.get_window_extent(text)
+        for number, text in texts.items():
+            mark, (x, y) = marks[number], places[number]
+            size, panel = Text.get_window_extent(text), mark.ax.bbox
             others = [*taken[:number], *taken[number + 1 :]]
-            for dx, dy in _around(size.width / point, size.height / point):
+            for dx, dy in _around(size.width / point, size.height / point, mark.width / 2):
                 box = _box(x + dx * point, y + dy * point, size.width, size.height)
-                panel = mark.ax.bbox
                 inside = panel.x0 < box.x0 and box.x1 < panel.x1
                 inside = inside and panel.y0 < box.y0 and box.y1 < panel.y1
                 if inside and not any(map(box.overlaps, others)):
@@ -139,12 +142,12 @@ def name_marks(figure: Figure, marks: Sequence[Mark]) -> None:
                     break
 
 
-def _around(width: float, height: float) -> Iterator[tuple[float, float]]:
+def _around(width: float, height: float, reach: float) -> Iterator[tuple[float, float]]:
     """Yield where the middle of a name may lie from its mark, nearer places first, in points."""
     for far in range(_FARTHEST):
-        room = _MARK / 2 + 1 + 5 * far
+        room = reach + 1 + 5 * far
         for x, y in ((1, 1), (1, 0), (1, -1), (-1, 1), (-1, 0), (-1, -1), (0, 1), (0, -1)):
-            yield x * (width / 2 + room * (1 if x else 0)), y * (height / 2 + room)
+            yield x * (width / 2 + room), y * (height / 2 + room)
 
 
 def _box(x: float, y: float, width: float, height: float) -> Bbox:

@@ -101,14 +101,15 @@ def _style(look: Look, source: str) -> dict[str, Any]:
 
 
 def _draw_marks(ax: Axes, marks: list[Mark], cost: Quantity, rate: Quantity) -> list[canvas.Mark]:
-    """Draw the marks of a panel; returns those that have a name."""
+    """Draw the marks of a panel; returns them with what is to stand beside them."""
     named = []
     scales = cost.scale(mark.cost for mark in marks), rate.scale(mark.rate for mark in marks)
     for mark in marks:
         at = mark.cost / scales[0].divisor, mark.rate / scales[1].divisor
-        ax.plot(*at, **(_style(mark.look, mark.source) if mark.look else _HOLLOW))
-        if mark.name:
-            named.append(canvas.Mark(ax, at, mark.name, "black" if mark.look else "0.4"))
+        style = _style(mark.look, mark.source) if mark.look else _HOLLOW
+        ax.plot(*at, **style)
+        colour = "black" if mark.look else "0.4"
+        named.append(canvas.Mark(ax, at, style["markersize"], mark.name, colour))
     for axis, values, label in (
         (ax.xaxis, [mark.cost for mark in marks], cost.label(scales[0], measured=False)),
         (ax.yaxis, [mark.rate for mark in marks], rate.label(scales[1], measured=False)),

@@ -123,6 +123,14 @@ def test_marks_that_are_close_have_names_beside_each_other(tmp_path):
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert {"a", "ZeRO-1, fp16", "ZeRO-3, both offloaded"} <= {*texts}
     assert overlapping(figure) == []
+    over = [
+        text.get_text()
+        for ax in figure.axes
+        for text in ax.texts
+        for line in ax.lines
+        if Text.get_window_extent(text).contains(*ax.transData.transform(line.get_xydata()[0]))
+    ]
+    assert over == []
 
 
 def test_names_of_ticks_that_have_room_stay_level(draw, sweep):
