@@ -5,7 +5,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.naming import Namer, flat
 from configs.study import default_study, load_study, study_from, study_names
-from configs.sweep import load_sweep, sweep_names
+from configs.sweep import load_sweep, make_sweep, sweep_names
 
 STUDY = """
 title = "buckets"
@@ -113,6 +113,52 @@ def test_a_study_survives_its_travel(make):
 
 
 MODEL_JSON = '{"name": "m", "hidden": 8, "ffn": 16, "layers": 1, "heads": 2, "kv_heads": 2}'
+
+
+@pytest.mark.parametrize(
+    ("load", "guess"),
+    [
+        (lambda: load_study("nosuch"), ""),
+        (lambda: load_study("zero-lader"), "did you mean 'zero-ladder'? "),
+        (lambda: load_sweep("nosuch"), ""),
+        (lambda: default_study().make_point({"model": "tiny", "engine": "stock"}), ""),
+        (lambda: default_study().load_model("7"), "did you mean '7B'? "),
+    ],
+)
+def test_a_guess_is_made_only_where_a_name_is_near(load, guess):
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert f": {guess}known: " in str(caught.value)
+    assert ("did you mean" in str(caught.value)) == bool(guess)
+
+
+def test_a_result_is_a_title_or_a_row_and_sweeps_name_them(make):
+    size = '{ title = "size", unit = "GiB", better = "lower" }'
+    rows = f'[results]\nloss = "how well"\nsize_gib = {size}\n'
+    study = load_study(make(STUDY.replace("[fields.bucket_numel]", rows + "[fields.bucket_numel]")))
+    assert (study.results["loss"].title, study.results["loss"].better) == ("how well", "")
+    assert study.results["size_gib"].unit == "GiB"
+    with pytest.raises(ConfigError, match="better"):
+        load_study(
+            make(
+                STUDY.replace(
+                    "[fields.b", f"{rows}x = {{ title = 'x', better = 'up' }}\n[fields.b"
+                ),
+                "other",
+            )
+        )
+    table = {"name": "s", "engines": [{"engine": "plain"}], "results": ["size"]}
+    with pytest.raises(ConfigError, match="unknown result 'size': did you mean 'size_gib'"):
+        make_sweep(table, study)
+    assert make_sweep({**table, "results": ["loss"]}, study).results == ("loss",)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_shipped_study_says_what_it_argues_with(name):
+    study = load_study(name)
+    argued = [row for row in study.results.values() if row.better]
+    assert argued
+    assert all(row.title for row in argued)
 
 
 def test_what_is_no_study_is_refused_with_its_source():

@@ -246,6 +246,7 @@ def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
     assert index["source"] == "simulated"
     assert index["simulated"]["machine"] == "h100x4"
     assert "loss" not in index["figures"]
+    assert "no loss" in index["figures_left_out"]["loss"]
     kinds = [entry["run_dir"].rpartition("/")[2] for entry in index["runs"]]
     assert (kinds.count("simulated-001"), kinds.count("published-001")) == (15, 6)
     for entry in index["runs"]:
@@ -349,3 +350,23 @@ def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path)
     assert 0 < phases <= values["iteration_ms"] < 1.3 * phases
     assert 0 < values["bound_ms"] <= values["iteration_ms"]
     assert (values["parameters"], values["num_ranks"]) == (5_948_837_888, 4)
+
+
+def test_peaks_of_memory_are_predicted_and_their_course_is_not(simulate, tmp_path):
+    simulate("--sweep", "memory", "--only", "vanilla")
+    folder = tmp_path / "r" / "simulated-h100x4" / "memory"
+    index = index_of(folder)
+    assert index["figures"] == ["peaks"]
+    assert list(index["figures_left_out"]) == ["memory", "utilisation"]
+    assert index["results"] == ["gpu_peak_gib", "host_peak_gib"]
+    values = values_of(folder, index["runs"][0])
+    assert values["host_peak_gib"] == values["host_memory_bytes"] * values["num_ranks"] / 2**30
+    assert values["gpu_peak_gib"] == values["device_memory_bytes"] / 2**30
+
+
+def test_the_papers_software_is_named_only_where_todays_could(simulate, tmp_path):
+    sweep = tmp_path / "jit.toml"
+    sweep.write_text('name = "j"\nmodel = "7B"\npoint = { just_in_time = true }\n'
+                     '[[engines]]\nengine = "h"\nstride = 2\n')  # fmt: skip
+    with pytest.raises(ConfigError, match="predict today's on a machine other than h100x4"):
+        simulate("--sweep", str(sweep))

@@ -31,6 +31,7 @@ def test_a_shipped_study_is_simulated_or_says_in_a_line_why_not(name, tmp_path, 
         f"--simulate: no point of sweep '{sweep}' of study '{name}' can be predicted: "
     )
     assert WHY_NOT[name] in message
+    assert "on a machine other than" not in message, "none can"
     assert "\n" not in message
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []
