@@ -124,10 +124,8 @@ def name_marks(figure: Figure, marks: Sequence[Mark]) -> None:
         figure.draw_without_rendering()
         point = figure.dpi / 72
         places = [mark.ax.transData.transform(mark.at) for mark in marks]
-        taken = [
-            _box(*at, mark.width * point, mark.width * point)
-            for at, mark in zip(places, marks, strict=True)
-        ]
+        widths = [mark.width * point for mark in marks]
+        taken = [_box(x, y, w, w) for (x, y), w in zip(places, widths, strict=True)]
         for number, text in texts.items():
             mark, (x, y) = marks[number], places[number]
             size, panel = Text.get_window_extent(text), mark.ax.bbox
