@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +20,7 @@ from configs.files import ROOT, last_lines
 from configs.schema import Point
 from configs.study import Study
 from dataset.embedded import EMBEDDED
-from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
+from deep_optimizer_states.op_locks import locks_of_ops
 from launch import identity, launchers
 from launch.data import (
     data_prefix,
@@ -43,7 +42,7 @@ from launch.process.monitor import Gpus, look_around, monitoring
 from launch.process.outcome import judge
 from launch.process.supervise import Companion, Ending, Job, Members, supervise
 from launch.process.turn import turn
-from launch.process.watch import add_note, duration_text
+from launch.process.watch import duration_text
 from launch.records import (
     INTERRUPTED,
     Driver,
@@ -212,11 +211,9 @@ def execute(task: Task, options: RunOptions) -> Outcome:
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
     """
-    extensions = extensions_folder(os.environ)
-    for line in ready_extensions(extensions):
-        say(line)
+    extensions = ready_extensions(extensions_folder(os.environ))
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
-    job = prepare(task, options, folder)
+    job = prepare(task, options, folder, extensions)
 
     def monitor(members: Members) -> AbstractContextManager[None]:
         gpus = _gpus(task.point, job.environment)
@@ -225,9 +222,7 @@ def execute(task: Task, options: RunOptions) -> Outcome:
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
-        # A build that the ranks wait for may be killed meanwhile.
-        with locks_watched(extensions, partial(add_note, folder.log)):
-            ending = supervise(job, monitor if options.monitor_s else None, options.echo)
+        ending = supervise(job, monitor if options.monitor_s else None, options.echo)
         status = _judged(ending, folder, task.point, options.trainer)
     except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
         status = Status(INTERRUPTED, cause="the launcher was stopped")
@@ -237,17 +232,34 @@ def execute(task: Task, options: RunOptions) -> Outcome:
     return Outcome(folder, status, ending.stop_signal)
 
 
-def ready_extensions(folder: Path) -> list[str]:
-    """Make the folder of compiled ops ready: there, open to writing, without stale locks.
+def ready_extensions(folder: Path) -> Path:
+    """Make the folder of compiled ops ready: there, open to writing, without an old lock.
 
-    torch makes a lock file beside every op that it loads, built or not.
+    torch makes a lock file beside every op that it loads, built or not, and waits for one that it
+    finds. Locks are said. Where one is old, ops are built in a folder beside this one instead.
 
     Returns:
-        What became of locks, in sentences for the user.
+        The folder for the ranks.
 
     Raises:
         ConfigError: this user cannot write there.
     """
+    place, number = folder, 1
+    while True:
+        _require_writable(place)
+        locks = locks_of_ops(place)
+        for lock in locks:
+            say(str(lock))
+        if not any(lock.is_old for lock in locks):
+            break
+        number += 1
+        place = folder.with_name(f"{folder.name}-{number}")
+    if place != folder:
+        say(f"meanwhile ops are built and looked for in {place}")
+    return place
+
+
+def _require_writable(folder: Path) -> None:
     about = f"{EXTENSIONS_VARIABLE} = {str(folder)!r}"
     remedy = f"name a folder of your own in {EXTENSIONS_VARIABLE}"
     try:
@@ -260,15 +272,18 @@ def ready_extensions(folder: Path) -> list[str]:
                 f"{about}: you cannot write into {str(place)!r}, where torch locks an op while it "
                 f"loads it; {remedy}"
             )
-    return clear_stale_locks(folder)
 
 
-def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
-    """Write what the ranks read, and return what is to be started."""
+def prepare(task: Task, options: RunOptions, folder: RunFolder, extensions: Path) -> Job:
+    """Write what the ranks read, and return what is to be started.
+
+    ``extensions`` is the folder of their compiled ops.
+    """
     point, trainer, launcher = task.point, options.trainer, options.launcher
     program, port = trainer.program(point, folder.path, task.data_prefix), launcher.port()
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)
-    environment = launcher.environment(os.environ, point.num_ranks, port)
+    base = {**os.environ, EXTENSIONS_VARIABLE: str(extensions)}
+    environment = launcher.environment(base, point.num_ranks, port)
     environment |= trainer.environment(point)
     launcher.export(environment, folder.path)
     for line in launcher.elsewhere(command, environment):

@@ -11,11 +11,13 @@ import sys
 from deep_optimizer_states.adapter.guard import check_deepspeed
 from deep_optimizer_states.core.kernels import host
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
+from deep_optimizer_states.op_locks import locks_of_ops
 
 
 def main() -> int:
     """Build, check that both give the same bits, and say where they are.
+
+    A lock that another build may hold is named, and waited for unless it is old.
 
     Returns:
         Exit code: 0, or 1 with the reason on standard error.
@@ -25,22 +27,19 @@ def main() -> int:
         sys.stderr.write("op 1 of 2: our host Adam, seconds\n")
         library = host.build()
         sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, a minute or more the first time\n")
-        folder = library.parent.parent
-        for line in clear_stale_locks(folder):
-            _say(line)
-        with locks_watched(folder, _say):
-            from deep_optimizer_states.adapter.stock_adam import tail_of_fresh_op
+        locks = locks_of_ops(library.parent.parent)
+        for lock in locks:
+            sys.stderr.write(f"{lock}\n")
+        if any(lock.is_old for lock in locks):
+            return 1
+        from deep_optimizer_states.adapter.stock_adam import tail_of_fresh_op
 
-            tail = tail_of_fresh_op()
+        tail = tail_of_fresh_op()
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stderr.write(f"host Adam: {library.name}, equal to DeepSpeedCPUAdam ({tail})\n")
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 if __name__ == "__main__":

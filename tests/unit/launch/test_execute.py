@@ -1,12 +1,14 @@
+import os
+import shlex
+import time
 from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
 from configs.study import make_point
-from deep_optimizer_states import stale_locks
 from launch import execute
-from launch.execute import RunOptions, companions, describe, ready_extensions
+from launch.execute import RunOptions, Task, companions, describe, ready_extensions
 from launch.fit import Machine
 
 
@@ -30,17 +32,52 @@ def test_a_dry_run_says_that_links_are_shaped_and_starts_the_run_behind_them():
     assert "link" not in describe(plain, Machine(2**34), RunOptions(Path("r"), "single"))
 
 
-def test_locks_that_a_killed_build_left_are_removed(tmp_path, monkeypatch):
-    lock = tmp_path / "ops" / "cpu_adam" / "lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    # Whatever file system the tests lie on.
-    monkeypatch.setattr(stale_locks, "_unseen", lambda *_: "")
-    [said] = ready_extensions(tmp_path / "ops")
-    assert said.endswith("removed; a build of cpu_adam that was killed left this lock")
-    assert not lock.exists()
-    assert ready_extensions(tmp_path / "none") == []
-    assert (tmp_path / "none").is_dir()
+def lock(ops, age_s, op="cpu_adam"):
+    path = ops / op / "lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_locks_are_named_and_stay_and_old_ones_are_gone_round(odd_dir, capsys):
+    """Whoever holds one may be in another container, where nobody here can look for it."""
+    ops, next_to = odd_dir / "ops", odd_dir / "ops-2"
+    assert ready_extensions(ops) == ops
+    assert ops.is_dir()
+    young = lock(ops, 30)
+    assert ready_extensions(ops) == ops
+    assert f"{young}: cpu_adam has been locked for 30 s, and what needs it waits" in said(capsys)
+    old = [lock(ops / "py311_cpu", 7200, "op"), lock(next_to, 1200)]
+    assert ready_extensions(ops) == odd_dir / "ops-3"
+    words = said(capsys)
+    for path, age in zip(old, ("120 min", "20 min"), strict=True):
+        assert f"{path}: {path.parent.name} has been locked for {age}, " in words
+        assert f"if nobody builds {path.parent.name} any more: rm {shlex.quote(str(path))}" in words
+    assert f"meanwhile ops are built and looked for in {odd_dir / 'ops-3'}" in words
+    assert young.exists()
+    assert all(path.exists() for path in old)
+
+
+def said(capsys):
+    return capsys.readouterr().out
+
+
+def test_ranks_get_the_folder_that_is_free(point, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
+    lock(tmp_path / "ops", 7200)
+    jobs = []
+
+    def supervise(job, *_):
+        jobs.append(job)
+        raise SystemExit
+
+    monkeypatch.setattr(execute, "supervise", supervise)
+    options = RunOptions(tmp_path / "r", "single")
+    (task,) = Task.each([point], options)
+    with pytest.raises(SystemExit):
+        execute.execute(task, options)
+    assert jobs[0].environment["TORCH_EXTENSIONS_DIR"] == str(tmp_path / "ops-2")
 
 
 def test_a_folder_of_ops_that_cannot_be_written_is_refused_by_name(tmp_path, monkeypatch):
