@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.run import HOOK, environment
+from deep_optimizer_states.run import HOOK, environment, main
 from launch.launchers import free_port
 
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
@@ -99,11 +99,64 @@ def test_hiding_the_refusal_once_does_not_lead_to_stock(elsewhere):
 
 def test_a_missing_deepspeed_is_missed_as_ever(elsewhere):
     _, start = elsewhere
-    bare = [*RUN, sysconfig.get_config_var("BINDIR") + "/python3", "-E", "-S", "-c"]
+    bare = [*RUN, sysconfig.get_config_var("BINDIR") + "/python3", "-c"]
     assert (
         "ModuleNotFoundError: No module named 'deepspeed'"
         in start(*bare, "import deepspeed").stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["-E"], "-E"),
+        (["-I", "train.py"], "-I"),
+        (["-uOS", "train.py"], "-S"),
+        (["-W", "ignore", "-Xdev", "-I"], "-I"),
+        (["-u", "-W", "-E", "train.py", "-E"], ""),
+        (["-mI", "-I"], ""),
+        (["-c", "-I"], ""),
+        (["--version"], ""),
+    ],
+)
+def test_a_python_that_ignores_the_path_is_refused(capsys, monkeypatch, flags, why):
+    """It would train with stock in silence."""
+    started = []
+    monkeypatch.setattr(os, "execvpe", lambda *given: started.append(given))
+    status = main(["python3.11", *flags])
+    said = capsys.readouterr().err
+    if why:
+        assert (status, started) == (2, [])
+        assert f"python3.11 is started with {why} and does not look at PYTHONPATH" in said
+    else:
+        assert [given[1] for given in started] == [["python3.11", *flags]]
+        assert said == ""
+
+
+CHILDREN = """
+import os, subprocess, sys
+child = [sys.executable, "-c", "print(1)"]
+bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+subprocess.run(child, check=True)
+subprocess.run(["/bin/sh", "-c", ":"], env={}, check=True)
+subprocess.run([sys.executable, "-I", "-c", "print(2)"], check=True)
+for _ in range(2):
+    subprocess.run(child, env=bare, check=True)
+os.spawnve(os.P_WAIT, sys.executable, [sys.executable, "-E", "-c", "print(3)"], os.environ)
+os.execve(os.fsencode(sys.executable), ["python", "-S", "-c", "print(4)"], os.environ)
+"""
+
+
+def test_processes_that_are_started_without_it_are_told_of_once(elsewhere):
+    _, start = elsewhere
+    done = start(*RUN, sys.executable, "-c", CHILDREN)
+    assert done.returncode == 0
+    assert sorted(done.stdout.split()) == ["1", "1", "1", "2", "3", "4"]
+    told = [line for line in done.stderr.splitlines() if "so that DeepSpeed is stock's" in line]
+    hows = ["with -I and", f"without {HOOK} in", "with -E and", "with -S and"]
+    assert len(told) == len(hows)
+    for line, how in zip(told, hows, strict=True):
+        assert f"deep_optimizer_states: {sys.executable} is started {how} " in line
 
 
 def test_a_python_without_the_plugin_says_so(elsewhere):
