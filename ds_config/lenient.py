@@ -20,16 +20,24 @@ _COMMENT = re.compile(
 _DOTS = re.compile(r"\.{3,}|…")
 _KEY = re.compile(r"[A-Za-z_$][\w.$-]*(?=\s*[:=])|[A-Za-z_$][\w.$-]*")
 _BEFORE_COLON = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*'|[A-Za-z_$][\w.$-]*)[ \t]*:""")
-_ASSIGNED = re.compile(r"[A-Za-z_][\w.]*\s*=\s*(?=\{)")
-_WORDS = re.compile(r"""[^,\]}\n"'#]*?(?=\s*(?:[,\]}\n"'#]|//|/\*|\Z)|\s+[A-Za-z_]\w*\s*:\s)""")
+_CALL = re.compile(r"dict\s*\(")
+_ASSIGNED = re.compile(r"[A-Za-z_][\w.]*\s*=\s*(?=\{|dict\s*\()")
+_MARK = re.compile(r"""(?:<[^<>\n]*>|\[[^\[\]\n]*\]|\([^()\n]*\)|[-*+•>]+)\s*(?=["'“A-Za-z_])""")
+"""What guides put before a key: ``<optional>``, a dash."""
+_WORDS = re.compile(r"""[^,;)\]}\n"'#]*?(?=\s*(?:[,;)\]}\n"'#]|//|/\*|\Z)|\s+[A-Za-z_]\w*\s*:\s)""")
 _ONE = r"""\s*(?:"[^"\n]*"|'[^'\n]*'|[^\[\](){}<>\n,:|"']*)\s*"""
-_BRACKETED = re.compile(rf"[\[({{<]{_ONE}(?:\|{_ONE})+[\])}}>]|<[^<>\n]+>")
-"""A choice in brackets of any kind, or a name in angle ones."""
-_REMARK = re.compile(r"\([^()\n]*\)")
+_BRACKETED = re.compile(
+    rf"[\[({{<]{_ONE}(?:\|{_ONE})+[\])}}>]|<[^<>\n]+>|\{{\{{[^{{}}\n]*\}}\}}|\$\{{[^{{}}\n]*\}}|\$\w+"
+    r"|[A-Za-z_][\w.]*(?:\([^()\n]*\)|\[[^\[\]\n]*\])"
+)
+"""A choice in brackets of any kind, a name in angle ones, a template's, a call."""
 _PLACEHOLDER = re.compile(
     r"[\[{<].*\|.*[\]}>]|<.+>|\$\{.+\}|\{\{.+\}\}|\{\w+\}|\w[\w.]*(?:\|\w[\w.]*)+|\.{3}|…|\?+"
 )
 """A text in quotes that stands for a value."""
+_SLASHED = re.compile(
+    r"(?i)(?:true|false|none|cpu|nvme|\d+)(?:\s*/\s*(?:true|false|none|cpu|nvme|\d+))+"
+)
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -42,7 +50,8 @@ class Placeholder(str):
     def remedy(self) -> str:
         """What is to be done about it."""
         inner = self.strip("[](){}<> ")
-        choices = [one.strip(" \"'") for one in re.split(r"\||\bor\b", inner)]
+        between = "/" if _SLASHED.fullmatch(inner) else r"\||\bor\b"
+        choices = [one.strip(" \"'") for one in re.split(between, inner)]
         if len(choices) < 2 or not all(choices):
             return "write the value"
         return f"choose {', '.join(choices[:-1])} or {choices[-1]}"
@@ -121,15 +130,19 @@ class Reader:
 
     def _value(self) -> Any:
         first = self._peek()
+        if call := _CALL.match(self._text, self._at):
+            self._note("dict( ) was taken as { }")
+            self._at = call.end()
+            return self._members(")", -1)
         if match := _BRACKETED.match(self._text, self._at):
             self._at = match.end()
             return self._open(match[0])
         if first == "{":
             self._at += 1
             return self._members("}", -1)
-        if first == "[":
+        if first in ("[", "("):
             self._at += 1
-            return self._elements()
+            return self._elements("]" if first == "[" else ")")
         value = self._string() if first in _QUOTES else self._word()
         return self._with_rest(value)
 
@@ -138,7 +151,7 @@ class Reader:
         table: dict[str, Any] = {}
         lines: dict[str, int] = {}
         while not self._is_end(closer, "object") and (closer or self._column() >= column):
-            if self._passes_over():
+            if self._passes_over(has_keys=True):
                 continue
             line, left = self._line(), self._column()
             name = self._key()
@@ -184,13 +197,15 @@ class Reader:
             self._skip()
         return found
 
-    def _elements(self) -> list[Any]:
+    def _elements(self, closer: str) -> list[Any]:
         found: list[Any] = []
-        while not self._is_end("]", "list"):
+        if closer == ")":
+            self._note("( ) was taken as [ ]")
+        while not self._is_end(closer, "list"):
             if self._passes_over():
                 continue
             found.append(self._value())
-            self._comma("]")
+            self._comma(closer)
         return found
 
     def _is_end(self, closer: str, what: str) -> bool:
@@ -200,14 +215,22 @@ class Reader:
             self._note(f"{closer} is missing at the end, and was taken as there")
         if first == closer and closer:
             self._at += 1
-        elif first in ("}", "]"):
+        elif first in ("}", "]", ")") and not closer:
+            self._note(f"{first} is read over")
+            self._at += 1
+            return self._is_end(closer, what)
+        elif first in ("}", "]", ")"):
             raise self._error(f"{first} where no {what} began that it closes")
         return first in (closer, "")
 
-    def _passes_over(self) -> bool:
-        if self._peek() == ",":
-            self._note("a spare comma is read over")
+    def _passes_over(self, has_keys: bool = False) -> bool:
+        if self._peek() in (",", ";"):
+            self._note(f"a spare {self._peek()} is read over")
             self._at += 1
+            return True
+        if has_keys and (mark := _MARK.match(self._text, self._at)):
+            self._note(f"{mark[0].strip()} before a key is read over")
+            self._at = mark.end()
             return True
         if dots := _DOTS.match(self._text, self._at):
             self._at = dots.end()
@@ -220,7 +243,9 @@ class Reader:
     def _comma(self, closer: str) -> None:
         end = self._at
         self._skip()
-        if self._peek() == ",":
+        if self._peek() in (",", ";"):
+            if self._peek() == ";":
+                self._note("; was taken as a comma")
             comma, self._at = self._at, self._at + 1
             self._skip()
             if self._peek() == closer and closer:
@@ -228,7 +253,9 @@ class Reader:
                 self._note(f"a comma before {closer} is read over")
                 self._at = after
         elif (
-            self._peek() not in ("}", "]", "") and closer and not _DOTS.match(self._text, self._at)
+            self._peek() not in ("}", "]", ")", "")
+            and closer
+            and not _DOTS.match(self._text, self._at)
         ):
             after, self._at = self._at, end
             self._note("a comma is missing behind the value, and was taken as there")
@@ -264,7 +291,7 @@ class Reader:
         """Read a value without quotes: a number, true, false, null, or what is none in JSON."""
         match = _WORDS.match(self._text, self._at)
         text = match[0].strip() if match else ""
-        text = _REMARK.split(text)[0].strip() or text
+        text = text.partition("(")[0].strip() or text
         if re.fullmatch(r"[\d.eE+-]+(\s+[\d.eE+-]+)+", text):  # numbers without commas
             text = text.split()[0]
         start, self._at = self._at, self._at + len(text)
@@ -276,12 +303,18 @@ class Reader:
             value: Any = _CONSTANTS[text.lower()]
         elif (number := number_of(text)) is not None:
             value = number
-        elif re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and not re.fullmatch("[A-Z_]+|[.]+", text):
+        elif self._is_text(text):
             value = text
         else:
             return self._open(text, start)
         self._note(f"{text} was taken as {json.dumps(value)}")
         return value
+
+    def _is_text(self, text: str) -> bool:
+        """Return whether a bare word is a text, and no name that stands for a value."""
+        is_name = not self._is_bare and re.fullmatch("[A-Z_]+", text)
+        is_word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip(".")
+        return bool(is_word) and not is_name and not _SLASHED.fullmatch(text)
 
     def _with_rest(self, value: Any) -> Any:
         """Return a value, or a placeholder where another one follows it on its line."""

@@ -243,8 +243,9 @@ def _ignored(zero: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[
             yield Note(f"{ZERO}.{name}", f"does nothing at stage {stage}")
     for block in _OFFLOADS:
         offload = _block(zero, block)
+        device = offload.get("device")
         for name in _NVME_ONLY:
-            if name in offload and offload.get("device") != "nvme":
+            if name in offload and not is_open(device) and device != "nvme":
                 yield Note(f"{ZERO}.{block}.{name}", "does nothing unless device is nvme")
 
 

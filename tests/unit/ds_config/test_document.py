@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from in_process import explain_or_advise
 
 from ds_config.document import read_config
-from ds_config.lenient import Placeholder, Reader
+from ds_config.lenient import Placeholder, Reader, UnreadableError
 
 TEXTS = st.sampled_from(
     ["", "a|b", "//x", "#", "<N>", "auto", "a: b", "...", "'", '"', "\\", "ü\n\u2028", "{", "],"]
@@ -29,6 +29,18 @@ def test_strict_json_is_read_as_it_is(table, indent, is_ascii):
     assert all(place.is_choice for place in reader.places)
 
 
+PIECES = """{ } [ ] ( ) , ; : = "a" 'b' " ... <N> [a|b] #x // /* */ true True 1 - | or dict( d= ``` a: {{""".split()
+
+
+@settings(max_examples=100, derandomize=True)
+@given(st.lists(st.sampled_from([*PIECES, "\n", "\n  ", "\n- ", " "]), max_size=14))
+def test_any_text_is_read_or_refused_by_its_line(pieces):
+    try:
+        json.dumps(Reader("".join(pieces)).read())
+    except UnreadableError as error:
+        assert str(error).startswith("line ")
+
+
 READ = {
     "comments": ('{"a": 1, // x\n# y\n/* z\n */ "b": "//#"}', {"a": 1, "b": "//#"}),
     "a missing comma": ('{"a": 1\n"b": [1 2]\n}', {"a": 1, "b": [1, 2]}),
@@ -39,6 +51,13 @@ READ = {
         {"a": True, "b": None, 'it\'s "x"': False},
     ),
     "numbers": ('{"a": .5, "b": 1_000, "c": +5e8}', {"a": 0.5, "b": 1000, "c": 500000000}),
+    "calls and tuples": (
+        "d = dict(a=1, b=dict(c=(0.9, 0.999),),)",
+        {"a": 1, "b": {"c": [0.9, 0.999]}},
+    ),
+    "semicolons": ('{"a": 1; "b": 2;}', {"a": 1, "b": 2}),
+    "marks of keys": ('{\n<optional> "a": 1,\n[new] "b": 2,\n- c: 3}', {"a": 1, "b": 2, "c": 3}),
+    "a part, with its end": ('"a": {"b": 1}\n}\n', {"a": {"b": 1}}),
     "bare words": ("{a: auto, b: /mnt/nvme, c: cpu}", {"a": "auto", "b": "/mnt/nvme", "c": "cpu"}),
     "curly quotes": ("{“a”: “cpu”}", {"a": "cpu"}),
     "no braces": ('"a": {"b": 1},\n"c": 2\n', {"a": {"b": 1}, "c": 2}),
@@ -65,6 +84,9 @@ CHOICES = {
     '"[cpu|nvme]"': ("[cpu|nvme]", "choose cpu or nvme"),
     '["cpu" | "nvme"]': ('["cpu" | "nvme"]', "choose cpu or nvme"),
     '"cpu"|"nvme"': ('<cpu |"nvme">', "choose cpu or nvme"),
+    "true/false": ("<true/false>", "choose true or false"),
+    "{{ batch }}": ("{{ batch }}", "write the value"),
+    "int(2e8)": ("<int(2e8)>", "write the value"),
     "true|false": ("true|false", "choose true or false"),
     "2 or 3": ("<2 or 3>", "choose 2 or 3"),
     "{a|b}": ("{a|b}", "choose a or b"),

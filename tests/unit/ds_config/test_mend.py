@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from in_process import ask, told
 
+from ds_config.explain import as_text
 from ds_config.installed import release_keys
 from ds_config.mend import fixed
 
@@ -69,6 +70,7 @@ def leaves(table, at=()):
 def test_a_corrected_copy_needs_no_second_one_and_loses_nothing_in_silence(table):
     result, changes = fixed(table, ask(table))
     found = told(result)
+    assert as_text("file.json", found)
     assert not [n for n in (*found.unknown, *found.faults, *found.warnings) if n.mend]
     assert fixed(result, ask(result)) == (result, [])
     kept = dict(leaves(result))
