@@ -153,6 +153,14 @@ for name in PROGRAMS:
     nox.session(python=PYTHONS[0], name=name, default=False)(program)
 
 
+@nox.session(python=PYTHONS[0], default=False)
+def families(session: nox.Session) -> None:
+    """Ask for advice on every model family that the newest transformers builds from its config."""
+    set_up(session, {})
+    session.install("--upgrade", "transformers")
+    test(session, "-s", "tests/unit/predict/test_families.py")
+
+
 # Needs GitHub, and hours; `make compat` leaves it out.
 @nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
 @nox.parametrize(

@@ -6,6 +6,7 @@ Exit code 0: one fits; 1: none does; 2: a wrong argument.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
 from deep_optimizer_states.predict.memory import GIB, Peaks, peaks_of
-from deep_optimizer_states.predict.model import CountedModel, Model, load_model, model_names
-from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
+from deep_optimizer_states.predict.model import Model, load_model, model_names
+from deep_optimizer_states.predict.predict import phases_of, predict, settled
+from deep_optimizer_states.predict.workload import Workload, workload_of_json
 from ds_config.document import write_new
 
 USABLE = 0.97
@@ -76,13 +77,30 @@ class Rung:
     short_bytes: dict[str, float]
     """Lack of a GPU (``device``) or a node (``host``) for every rank to load, train, save."""
     iteration_s: float | None
+    """Predicted, of the whole batch."""
     no_time: str
     """Why there is no time; empty where there is one."""
+    is_exact: bool
+    """False where it trains in fewer bits than were asked for, which changes the losses."""
+    unknown: str
+    """Why activations are not known, which are not counted then; empty where they are."""
 
     @property
     def fits(self) -> bool:
         """True where there is room for every rank."""
         return not self.short_bytes
+
+    @property
+    def batch(self) -> str:
+        """Return how its layers see the batch, in words."""
+        words = f"batch {self.config['train_micro_batch_size_per_gpu']}"
+        return f"{words}, checkpointing" if self.checkpointing else words
+
+    @property
+    def urgency(self) -> tuple[bool, bool, bool, float]:
+        """Return what the list is sorted by: fits, trains what was asked for, has a time, time."""
+        seconds = math.inf if self.iteration_s is None else self.iteration_s
+        return not self.fits, not self.is_exact, self.iteration_s is None, seconds
 
 
 def _is_narrow(config: dict[str, Any]) -> bool:
@@ -96,6 +114,10 @@ CHECKPOINTING = (
 NARROW = (
     "16-bit states round master weights and moments in every update: losses differ from those of "
     "fp32 states"
+)
+UNKNOWN = (
+    "{name}: activations are not known and not counted, what is said is weights, states, gradients "
+    "and buckets alone, so leave room: {reason}"
 )
 GLIBC = (
     "glibc gives freed arrays back late: with its own settings predictions were 12% under what "
@@ -125,13 +147,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def advise(given: argparse.Namespace) -> int:
-    """Print the ladder and the rung that is taken, and return the exit code."""
+    """Print the rungs, fastest first, and the one that is taken, and return the exit code."""
     task, room = _asked(given)
     rungs = ladder(task, room)
-    best = chosen(rungs)
+    best = rungs[0] if rungs[0].fits else None
     if best is not None and given.out:
-        write_new(given.out, f"{json.dumps(rungs[best].config, indent=2)}\n", "--out")
-    notes = [_nearest(rungs, room)] if best is None else notes_of(rungs[best], room)
+        write_new(given.out, f"{json.dumps(best.config, indent=2)}\n", "--out")
+    notes = [_nearest(rungs, room)] if best is None else notes_of(best, room)
+    if rungs[0].unknown:
+        notes.append(UNKNOWN.format(name=task.model.name, reason=rungs[0].unknown))
     if given.json:
         say(json.dumps(_as_json(rungs, best, notes, task), indent=2))
     else:
@@ -185,113 +209,173 @@ def _nearest(rungs: list[Rung], room: Room) -> str:
     )
 
 
-def _as_json(rungs: list[Rung], best: int | None, notes: list[str], task: Task) -> dict[str, Any]:
+def _as_json(rungs: list[Rung], best: Rung | None, notes: list[str], task: Task) -> dict[str, Any]:
     return {
         "predicted": True,
         "parameters": task.model.numel,
         "rungs": [
             {
                 "name": rung.name,
-                "device_bytes": int(rung.peaks.device_bytes),
-                "host_bytes": int(rung.peaks.host_bytes),
-                "fits": rung.fits,
-                "short_bytes": {name: int(short) for name, short in rung.short_bytes.items()},
+                "micro_batch": rung.config["train_micro_batch_size_per_gpu"],
+                "checkpointing": rung.checkpointing,
                 "iteration_s": rung.iteration_s,
                 "no_time": rung.no_time,
-                "checkpointing": rung.checkpointing,
+                "device_bytes": int(rung.peaks.device_bytes),
+                "host_bytes": int(rung.peaks.host_bytes),
+                "phases": {
+                    phase: {
+                        "device_bytes": int(peak.device_bytes),
+                        "host_bytes": int(peak.host_bytes),
+                    }
+                    for phase, peak in rung.peaks.phases
+                },
+                "fits": rung.fits,
+                "short_bytes": {name: int(short) for name, short in rung.short_bytes.items()},
+                "is_exact": rung.is_exact,
             }
             for rung in rungs
         ],
-        "chosen": None if best is None else rungs[best].name,
-        "config": None if best is None else rungs[best].config,
+        "chosen": None if best is None else best.name,
+        "config": None if best is None else best.config,
         "notes": notes,
     }
 
 
-def _as_text(rungs: list[Rung], best: int | None, notes: list[str], task: Task, room: Room) -> str:
+def _as_text(rungs: list[Rung], best: Rung | None, notes: list[str], task: Task, room: Room) -> str:
     model = task.model
     ranks = f"{room.gpus} rank{'s'[: room.gpus > 1]}"
     gpu = f"{room.device_bytes / GIB:.0f} GiB a GPU" if room.device_bytes else "no GPU"
     lines = [
         f"{model.name}: {model.numel / 1e9:.2f}e9 parameters on {ranks}, {gpu}, "
         f"{room.host_bytes / GIB:.0f} GiB of host memory for {room.ranks_a_node} of them",
-        "Predicted, not run. GiB of one rank: device, host; while it loads, trains, saves.",
+        "Predicted, not run: seconds of an iteration, and GiB of one rank at its most. What fits "
+        "comes first, the fastest first.",
         "",
-        f"  {'':40s}{'load':>13s}{'train':>13s}{'save':>13s}   iteration",
+        f"  {'':40s}{'':24s}{'iteration':>10s}{'device':>8s}{'host':>8s}",
     ]
-    for idx, rung in enumerate(rungs):
-        cells = "".join(
-            f"{peak.device_bytes / GIB:7.1f}{peak.host_bytes / GIB:6.1f}"
-            for peak in (rung.peaks.load, rung.peaks.train, rung.peaks.save)
-        )
+    for rung in rungs:
         seconds = "unknown" if rung.iteration_s is None else f"{rung.iteration_s:.2f} s"
-        mark = "<- taken" if idx == best else "" if rung.fits else "does not fit"
-        lines.append(f"  {rung.name:40s}{cells}   {seconds:10s}{mark}".rstrip())
+        sizes = (rung.peaks.device_bytes, rung.peaks.host_bytes)
+        cells = f"{seconds:>10s}" + "".join(f"{size / GIB:8.1f}" for size in sizes)
+        mark = "<- taken" if rung is best else "" if rung.fits else _lack(rung)
+        lines.append(f"  {rung.name:40s}{rung.batch:24s}{cells}   {mark}".rstrip())
     for reason in dict.fromkeys(rung.no_time for rung in rungs if rung.no_time):
         without = [rung.name for rung in rungs if rung.no_time == reason]
         named = "any rung" if len(without) == len(rungs) else "; ".join(without)
         lines.append(f"no time of {named}: {reason}")
     if best is None:
         return "\n".join([*lines, "", "nothing fits", *notes])
-    rung = rungs[best]
-    lines += ["", f"at its most, while {rung.peaks.train.when}:"]
-    largest = sorted(rung.peaks.train.arrays, key=lambda array: -array.num_bytes)
-    for array in largest[:8]:
-        place = "host" if array.on_host else "device"
-        lines.append(f"  {array.num_bytes / GIB:8.2f} GiB  {place:6s}  {array.name}")
-    lines += ["", *(f"note: {note}" for note in notes), "", json.dumps(rung.config, indent=2)]
+    for phase, peak in best.peaks.phases:
+        taken = f"device {peak.device_bytes / GIB:.1f} GiB, host {peak.host_bytes / GIB:.1f} GiB"
+        lines += ["", f"{best.name}, while it {phase}s: {taken}, at its most while {peak.when}:"]
+        largest = sorted(peak.arrays, key=lambda array: -array.num_bytes)
+        for array in largest[: 8 if phase == "train" else 2]:
+            place = "host" if array.on_host else "device"
+            lines.append(f"  {array.num_bytes / GIB:8.2f} GiB  {place:6s}  {array.name}")
+    lines += ["", *(f"note: {note}" for note in notes), "", json.dumps(best.config, indent=2)]
     return "\n".join(lines)
 
 
+def _lack(rung: Rung) -> str:
+    lacks = (f"{place} by {lack / GIB:.1f} GiB" for place, lack in rung.short_bytes.items())
+    return f"does not fit: {', '.join(lacks)}"
+
+
 def ladder(task: Task, room: Room) -> list[Rung]:
-    """Return all rungs, from fastest to leanest."""
-    return [_rung(*setting, task, room) for setting in _settings(task, room)]
+    """Return all rungs: first those that fit, of these the fastest first.
+
+    Those in fewer bits than were asked for come after the others, and those without a time after
+    those with one, in the order in which :func:`_settings` has them.
+    """
+    rungs = [_best_batch(*setting, task, room) for setting in _settings(task, room)]
+    return sorted(rungs, key=lambda rung: rung.urgency)
 
 
-def chosen(rungs: list[Rung]) -> int | None:
-    """Return the index of the fastest rung that fits; None when none does."""
-    return next((idx for idx, rung in enumerate(rungs) if rung.fits), None)
+def _best_batch(name: str, setting: dict[str, Any], is_exact: bool, task: Task, room: Room) -> Rung:
+    """Return a rung with the micro-batch and the checkpointing that are best for it.
 
-
-def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield name, DeepSpeed's JSON and checkpointing of each rung."""
-
-    def config(stage: int, micro_batch: int = 1, dtype: str = task.dtype, **zero: Any) -> Any:
-        # A smaller micro-batch is made up for by accumulation.
+    A smaller micro-batch is made up for by accumulation; the leanest way is the last.
+    """
+    ways = []
+    sizes = dict.fromkeys((task.micro_batch, 1))
+    for micro_batch, checkpointing in itertools.product(sizes, (False, True)):
         accumulation = task.micro_batch // micro_batch
-        return {
+        config = {
             "train_batch_size": micro_batch * accumulation * room.gpus,
             "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": accumulation,
+            **setting,
+        }
+        workload = workload_of_json(
+            config,
+            task.model,
+            dp=room.gpus,
+            sequence_length=task.sequence,
+            activation_checkpointing=checkpointing,
+            materialized_attention=False,
+        )
+        ways.append((config, workload))
+    fitting = [way for way in ways if not way[1].kept.unknown and not _lacks(way[1], room)[1]]
+    way = min(fitting or ways[-1:], key=lambda way: _passes_s(way[1], room))
+    return _rung(name, *way, is_exact, room)
+
+
+def _passes_s(workload: Workload, room: Room) -> float:
+    """Return forward and backward, in which alone such ways differ; infinite where not known."""
+    if room.machine is None:
+        return math.inf
+    try:
+        found = phases_of(workload, room.machine)
+    except DeepOptimizerStatesError:
+        return math.inf
+    return found.forward_s + found.backward_s
+
+
+def _lacks(workload: Workload, room: Room) -> tuple[Peaks, dict[str, float]]:
+    """Return what a rank takes, and what the room is short of for all of them."""
+    peaks = peaks_of(workload, room.device_bytes is not None)
+    lacks = {"host": peaks.node_bytes(room.ranks_a_node) - USABLE * room.host_bytes}
+    if room.device_bytes is not None:
+        lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
+    return peaks, {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
+
+
+def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield name, DeepSpeed's JSON without the batch, and whether it has the bits asked for.
+
+    From what is usually fastest to the leanest, for where no time is known.
+    """
+
+    def config(stage: int, dtype: str = task.dtype, **zero: Any) -> Any:
+        return {
             "gradient_clipping": 1.0,
             "optimizer": {"type": "AdamW", "params": dict(ADAM)},
             **({dtype: {"enabled": True}} if dtype != "fp32" else {}),
             "zero_optimization": {"stage": stage, **zero},
         }
 
-    def ours(dtype: str, **zero: Any) -> Any:
+    def ours(stage: int, dtype: str = task.dtype, **zero: Any) -> Any:
         zero |= {"offload_optimizer": CPU, "sub_group_size": SUBGROUP_NUMEL}
         block = {"enabled": True, "policy": "auto"}
-        return {**config(3, dtype=dtype, **zero), "deep_optimizer_states": block}
+        return {**config(stage, dtype, **zero), "deep_optimizer_states": block}
 
     def narrow(dtype: str, **zero: Any) -> Any:
         # Master weights, the gradients beside them and both moments are kept in 16 bits.
-        made = ours(dtype, **zero)
+        made = ours(3, dtype, **zero)
         made[dtype][f"{dtype}_master_weights_and_grads"] = True
         made["optimizer"]["params"]["fp32_optimizer_states"] = False
         return made
 
-    if task.micro_batch > 1:
-        yield f"stage 0, batch {task.micro_batch}", config(0, task.micro_batch), False
-    yield "batch 1", config(0), False
-    yield "checkpointing", config(0), True
-    yield "stage 1", config(1), True
-    yield "stage 2", config(2), True
-    yield "stage 2 + optimizer offload", config(2, offload_optimizer=CPU), True
-    yield "stage 3", config(3), True
+    for stage in range(4):
+        yield f"stage {stage}", config(stage), True
     yield "stage 3 + parameter offload", config(3, offload_param=CPU), True
-    yield "stage 3 + optimizer offload, ours", ours(task.dtype), True
+    for stage in (2, 1, 3):
+        yield f"stage {stage} + optimizer offload, ours", ours(stage), True
+    for stage in (2, 1, 3):
+        stock = config(stage, offload_optimizer=CPU)
+        yield f"stage {stage} + optimizer offload", stock, True
     lean: dict[str, Any] = {"offload_optimizer": CPU, "offload_param": CPU}
+    yield "stage 3 + both offloads, ours", ours(3, offload_param=CPU), True
     yield "stage 3 + both offloads", config(3, **lean), True
     lean |= {
         "reduce_bucket_size": SMALL_BUCKET_NUMEL,
@@ -301,74 +385,38 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
         "sub_group_size": SUBGROUP_NUMEL,
     }
     yield "smaller buckets", config(3, **lean), True
-    dtype = task.dtype
+    dtype, is_exact = task.dtype, True
     if dtype == "fp32":
-        dtype = "bf16"
-        yield "half precision", config(3, dtype=dtype, **lean), True
-    yield "16-bit states, ours", narrow(dtype), True
-    yield "16-bit states + parameter offload, ours", narrow(dtype, offload_param=CPU), True
+        dtype, is_exact = "bf16", False
+        yield "half precision", config(3, dtype, **lean), is_exact
+    yield "16-bit states, ours", narrow(dtype), False
+    yield "16-bit states + parameter offload, ours", narrow(dtype, offload_param=CPU), False
     if room.nvme:
         disk = {"device": "nvme", "nvme_path": room.nvme, "pin_memory": True}
         lean["offload_optimizer"] = disk
-        yield "optimizer on NVMe", config(3, dtype=dtype, **lean), True
+        yield "optimizer on NVMe", config(3, dtype, **lean), is_exact
         lean["offload_param"] = disk
-        yield "parameters on NVMe", config(3, dtype=dtype, **lean), True
+        yield "parameters on NVMe", config(3, dtype, **lean), is_exact
 
 
-def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
-    workload = workload_of_json(
-        config,
-        task.model,
-        dp=room.gpus,
-        sequence_length=task.sequence,
-        activation_checkpointing=checkpointing,
-        materialized_attention=False,
-    )
-    peaks = peaks_of(workload, room.device_bytes is not None)
-    lacks = {"host": peaks.host_bytes * room.ranks_a_node - USABLE * room.host_bytes}
-    if room.device_bytes is not None:
-        lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
-    short_bytes = {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
-    reason, seconds = _no_time(config, task, room), None
-    if not reason:
+def _rung(
+    name: str, config: dict[str, Any], workload: Workload, is_exact: bool, room: Room
+) -> Rung:
+    reason, seconds = "", None
+    if room.machine is None:
+        reason = "memory alone is given: name a profile with --machine"
+    elif "reduce_bucket_size" in config["zero_optimization"]:
+        reason = "no profile has a rate of the start of a collective, of which there are many more"
+    else:
         try:
-            seconds = _seconds(config, checkpointing, task, room)
+            workload = settled(workload, room.machine)
+            seconds = predict(workload, room.machine).iteration_s
         except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
             reason = str(error)
-    return Rung(name, config, checkpointing, peaks, short_bytes, seconds, reason)
-
-
-def _no_time(config: dict[str, Any], task: Task, room: Room) -> str:
-    zero = config["zero_optimization"]
-    places = [zero.get(name, {}).get("device") for name in ("offload_optimizer", "offload_param")]
-    knows = "the performance model knows"
-    reasons = (
-        (room.machine is None, "memory alone is given: name a profile with --machine"),
-        (isinstance(task.model, CountedModel), f"{knows} megatron-core's models alone"),
-        (zero["stage"] != 3, f"{knows} ZeRO stage 3 alone"),
-        ("nvme" in places, "the performance model has no rate of a disk"),
-        (places == [None, "cpu"], f"{knows} parameter offload beside optimizer offload alone"),
-        (_is_narrow(config), f"{knows} fp32 states alone"),
-        ("reduce_bucket_size" in zero, f"{knows} DeepSpeed's own bucket sizes alone"),
-    )
-    return next((reason for is_so, reason in reasons if is_so), "")
-
-
-def _seconds(config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> float:
-    zero = config["zero_optimization"]
-    assert room.machine
-    workload = Workload(
-        task.model,
-        None if "deep_optimizer_states" in config else STOCK,
-        dp=room.gpus,
-        micro_batch_size=config["train_micro_batch_size_per_gpu"],
-        accumulation=config["gradient_accumulation_steps"],
-        sequence_length=task.sequence,
-        offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
-        weights_at="cpu" if "offload_param" in zero else "none",
-        subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
-        activation_checkpointing=checkpointing,
-        materialized_attention=False,
-        dtype=task.dtype,
-    )
-    return predict(workload, room.machine).iteration_s
+    if workload.software is None:
+        block = {**config["deep_optimizer_states"], "policy": workload.policy}
+        block |= {"stride": workload.stride} if workload.policy == "stride" else {}
+        config = {**config, "deep_optimizer_states": block}
+    checkpointing, unknown = workload.activation_checkpointing, workload.kept.unknown
+    memory = _lacks(workload, room)
+    return Rung(name, config, checkpointing, *memory, seconds, reason, is_exact, unknown)

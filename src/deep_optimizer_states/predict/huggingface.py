@@ -1,15 +1,22 @@
 """Any language model of Hugging Face's from its configuration, built without weights or data.
 
-Its parameters are those of transformers' class, and what autograd keeps is read off two forwards on
-tensors without memory: of the whole model, and of one with a single layer of each kind.
+Its parameters are those of transformers' class, and what autograd keeps is read off a forward on
+tensors without memory, layer by layer. Code of such a model is anybody's: what it does not compute
+on such tensors is not known of it, and what holds without activations still is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
+import importlib
+import itertools
 import json
+import logging
+import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +27,24 @@ from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, Kept, 
 LOSS_COPIES = 3
 """Arrays of logits when backward begins elsewhere: their logarithms, and two gradients of them."""
 LAYER_COUNTS = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
-"""Fields of configurations that count layers of a kind."""
+"""Fields of configurations that count layers of a kind, in most families."""
+VALUES_NEEDED = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""Names of what torch raises where code asks a tensor without memory for a value, or by one."""
+CHECKPOINT_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of configurations that count experts."""
 DEFAULT_SEQUENCE = 512
 """Tokens of a sample of a model whose configuration names no most, as T5."""
 WITHOUT_MASK = "torch_without_mask"
 """Name under which torch's attention is registered, where no batch has padding."""
+ATTENTION = {True: (WITHOUT_MASK, None, "eager"), False: ("eager", None)}
+"""By whether scores are done without: implementations in the order in which they are tried; None
+for a model's own choice. A model that has its own table of them does not know the first, and one
+that caps its scores knows none that does without them."""
 
 
 def read_config(path: Path) -> CountedModel:
-    """Return the model of a ``config.json``.
+    """Return the model of a ``config.json``, to be trained on from the checkpoint beside it.
 
     Raises:
         ModelError: It cannot be read, or is of a kind that transformers does not know.
@@ -41,7 +57,15 @@ def read_config(path: Path) -> CountedModel:
         raise ModelError(f"{path}: is no JSON: {error}") from None
     if not isinstance(table, dict):
         raise ModelError(f"{path}: is no JSON object; give a Hugging Face config.json")
-    return model_of_config(table, str(path))
+    model = model_of_config(table, str(path))
+    return dataclasses.replace(model, checkpoint=_checkpoint_type(table))
+
+
+def _checkpoint_type(table: Mapping[str, Any]) -> str:
+    """Return the type of the weights that lie beside a configuration, fp32 where it names none."""
+    tables = (_text_part(table), table)
+    given = (one.get(name) for one in tables for name in ("dtype", "torch_dtype"))
+    return CHECKPOINT_TYPES.get(str(next(filter(None, given), "")).removeprefix("torch."), "fp32")
 
 
 def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> CountedModel:
@@ -54,33 +78,42 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
     Raises:
         ModelError: transformers is not installed, does not know the type or refuses a size.
     """
-    table = table.get("text_config", table)
+    table = _text_part(table)
     config = _config_of(table, source)
     import torch
 
     with _refused_as(f"{source}: memory is not known of such a model"):
-        num_layers = sum(_layer_counts(config).values())
-        if not num_layers:
-            raise ValueError("it counts its layers under another name")
         with torch.device("meta"):
             model = language_model(config)
         tensors = tuple(parameter.numel() for parameter in model.parameters())
-        output = model.get_output_embeddings()
-        is_tied = output is not None and output.weight is model.get_input_embeddings().weight
+        counts = (getattr(config, name, None) or 0 for name in LAYER_COUNTS)
+        num_layers = sum(counts) or len(layers_of(model)) or 1
+        embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+        inputs = getattr(embedding, "weight", embedding)
+        outputs = getattr(output, "weight", inputs)
+        longest = getattr(config, "max_position_embeddings", None)
         return CountedModel(
             name=str(table.get("_name_or_path") or table["model_type"]),
-            hidden=config.hidden_size,
+            hidden=inputs.shape[1],
             ffn=0,  # such a model has no time, which alone depends on these
             layers=num_layers,
             heads=0,
             kv_heads=0,
-            seq_length=getattr(config, "max_position_embeddings", None) or DEFAULT_SEQUENCE,
-            vocab_size=config.vocab_size,
+            seq_length=longest if type(longest) is int and longest > 0 else DEFAULT_SEQUENCE,
+            vocab_size=inputs.shape[0],
             own_blocks=(tensors,),
-            own_kept=functools.cache(functools.partial(_measured, config, source)),
-            tied_numel=config.vocab_size * config.hidden_size * is_tied,
-            has_experts=_has_experts(config),
+            own_kept=functools.cache(
+                functools.partial(_measured, config, num_layers, outputs.shape[0])
+            ),
+            tied_numel=inputs.numel() * (output is not None and outputs is inputs),
+            has_experts=any(getattr(config, name, None) for name in EXPERT_COUNTS),
         )
+
+
+def _text_part(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the language model in one that has other parts too."""
+    text = table.get("text_config")
+    return text if isinstance(text, Mapping) else table
 
 
 def language_model(config: Any, attention: str | None = None) -> Any:
@@ -127,49 +160,50 @@ def _refused_as(words: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{words}: {reason}") from None
+        raise ModelError(f"{words}: {in_a_line(error)}") from None
 
 
-def _layer_counts(config: Any) -> dict[str, int]:
-    found = {name: getattr(config, name, None) for name in LAYER_COUNTS}
-    return {name: count for name, count in found.items() if count}
+def layers_of(model: Any) -> list[Any]:
+    """Return what a model lists in place of naming it: its layers, as far as a list goes."""
+    import torch
+
+    if isinstance(model, torch.nn.ModuleList):
+        return list(model)
+    return list(itertools.chain.from_iterable(layers_of(child) for child in model.children()))
 
 
-def _has_experts(config: Any) -> bool:
-    return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
+def _measured(
+    config: Any, num_layers: int, vocab_size: int, size: int, sequence: int, is_flash: bool
+) -> Kept:
+    """Return what one sample leaves, or why that is not known.
 
-
-def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool) -> Kept:
-    """Return what one sample leaves; layers of several kinds count as their average."""
-    # torch multiplies a batch of experts in bf16 alone.
-    times = size // 2 if _has_experts(config) else 1
-    counts = _layer_counts(config)
-    with _refused_as(f"{source}: a forward of it fails"):
-        whole, logits = _forward(config, size // times, sequence, is_flash)
-        least, _ = _forward(_cut(config, counts), size // times, sequence, is_flash)
-    layers = sum(counts.values())
-    layer = (whole - least) / (layers - len(counts)) if layers > len(counts) else whole / layers
-    head = times * max(0.0, whole - layers * layer)  # below 0 where the first layer keeps less
-    return Kept(times * layer, times * layer, head, float(LOSS_COPIES * logits))
-
-
-def _cut(config: Any, counts: Mapping[str, int]) -> Any:
-    """Return the configuration with one layer of each kind."""
-    found = copy.deepcopy(config)
-    if getattr(config, "layer_types", None):
-        found.layer_types = config.layer_types[:1]
-    for name in counts:
-        setattr(found, name, 1)
-    return found
-
-
-def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> tuple[int, int]:
-    """Run a forward of one sample on tensors without memory, dropout off.
-
-    Returns:
-        Bytes that autograd saves, parameters and logits left out; bytes of one array of logits.
+    What a model does not compute in a type, as torch's experts on a CPU in fp32, is measured in the
+    other one.
     """
+    failed: list[str] = []
+    for measured_size in (size, FP32_BYTES if size < FP32_BYTES else FP32_BYTES // 2):
+        for attention in ATTENTION[is_flash]:
+            try:
+                saved = _forward(config, measured_size, sequence, attention)
+            except Exception as error:  # noqa: BLE001 - whatever the code of a model raises
+                failed.append(in_a_line(error))
+            else:
+                return saved.kept(sequence * vocab_size, num_layers, size / measured_size)
+    # The last attempt is the one that asks for least.
+    reason = f"a forward of it on tensors without memory fails: {failed[-1]}"
+    return Kept(0.0, 0.0, 0.0, 0.0, unknown=reason)
+
+
+def in_a_line(error: Exception) -> str:
+    """Return what an error of somebody else's code says, cut short; else its type."""
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    if type(error).__name__ in VALUES_NEEDED:
+        return f"its code asks for values, which they do not have ({text})"
+    return text
+
+
+def _forward(config: Any, size: int, sequence: int, attention: str | None) -> _Saved:
+    """Run a forward of one sample on tensors without memory, dropout off."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AttentionInterface
@@ -177,23 +211,79 @@ def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> tuple[int
 
     # transformers makes no mask for an implementation of which it knows none, as of no padding.
     AttentionInterface.register(WITHOUT_MASK, sdpa_attention_forward)
+    config = copy.deepcopy(config)  # a model writes to its own what it was built with
     config.dtype = torch.float32 if size == FP32_BYTES else torch.bfloat16
-    saved: dict[int, torch.Tensor] = {}  # one of the tensors of each storage
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tensor
-
-    with FakeTensorMode():
-        model = language_model(config, WITHOUT_MASK if is_flash else "eager").eval()
+    with _silent(), FakeTensorMode():
+        with _without_values():
+            model = language_model(config, attention).eval()
+        saved = _Saved(layers_of(model))
         ids = torch.zeros(1, sequence, dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             model(**inputs)
-    for tensor in (*model.parameters(), *model.buffers()):
-        saved.pop(tensor.untyped_storage()._cdata, None)
-    wide = [found for found in saved.values() if found.numel() == sequence * config.vocab_size]
-    sizes = [sum(t.untyped_storage().nbytes() for t in found) for found in (saved.values(), wide)]
-    return sizes[0] - sizes[1], sizes[1]
+    saved.leave_out([*model.parameters(), *model.buffers()])
+    return saved
+
+
+class _Saved:
+    """Tensors that autograd saves in a forward, one of each storage, by the layer under way."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self._tensors: dict[int, tuple[int, Any]] = {}
+        self._calls, self._call = 0, 0  # of a layer; the call under way, 0 outside
+        for layer in layers:
+            layer.register_forward_pre_hook(self._enter)
+            layer.register_forward_hook(self._leave)
+
+    def _enter(self, *_: Any) -> None:
+        self._calls += 1
+        self._call = self._calls
+
+    def _leave(self, *_: Any) -> None:
+        self._call = 0
+
+    def pack(self, tensor: Any) -> Any:
+        self._tensors.setdefault(tensor.untyped_storage()._cdata, (self._call, tensor))
+        return tensor
+
+    def leave_out(self, tensors: list[Any]) -> None:
+        for tensor in tensors:
+            self._tensors.pop(tensor.untyped_storage()._cdata, None)
+
+    def kept(self, logits_numel: int, num_layers: int, scale: float) -> Kept:
+        """Return what one sample leaves, times ``scale``; logits are told by their size."""
+        layers: defaultdict[int, float] = defaultdict(float)
+        logits = 0.0
+        for call, tensor in self._tensors.values():
+            num_bytes = scale * tensor.untyped_storage().nbytes()
+            if tensor.numel() == logits_numel:
+                logits += num_bytes
+            else:
+                layers[call] += num_bytes
+        head = layers.pop(0, 0.0)
+        largest = max(layers.values(), default=0.0)
+        return Kept(sum(layers.values()) / num_layers, largest, head, LOSS_COPIES * logits)
+
+
+def _without_values() -> Any:
+    """Build no initial weights, some of which look at values that such tensors do not have."""
+    for name in ("initialization", "modeling_utils"):  # from 5 on; before
+        found = getattr(importlib.import_module(f"transformers.{name}"), "no_init_weights", None)
+        if found is not None:
+            return found()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep off the screen what the code of a model warns of, and what torch says of its failure."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was_disabled

@@ -17,7 +17,7 @@ from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import NUM_OUTBOXES, NUM_SLOTS, Schedule
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import FP32_BYTES
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import BYTES, Workload
 
 GIB, MIB = 2**30, 2**20
 FP64_BYTES = 8
@@ -60,6 +60,7 @@ DEVICE, HOST = False, True
 class Moment(enum.StrEnum):
     """When a run may take the most."""
 
+    READ = "the checkpoint is read"
     BUILT = "the model is built"
     INITIALIZED = "DeepSpeed sets up the optimizer"
     HOOKED = "ZeRO-3 gathers each weight once, to watch its gradient"
@@ -74,11 +75,12 @@ class Moment(enum.StrEnum):
 
 
 M = Moment
-LOADING = frozenset({M.BUILT, M.INITIALIZED, M.HOOKED})
+UNREADY = frozenset({M.READ, M.BUILT})
+LOADING = UNREADY | {M.INITIALIZED, M.HOOKED}
 SAVING = frozenset({M.SAVED})
 TRAINING = frozenset(Moment) - LOADING - SAVING
 ALWAYS = frozenset(Moment)
-READY = ALWAYS - {M.BUILT}
+READY = ALWAYS - UNREADY
 LATER = TRAINING | SAVING
 PASSES = TRAINING - {M.NORM, M.STEP}
 
@@ -91,6 +93,7 @@ class Array:
     num_bytes: float  # of one rank
     on_host: bool  # else on the device
     when: frozenset[Moment]  # moments at which it is there
+    is_shared: bool = False  # one of a node's ranks has it, and the others do not
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class Peak:
     host_bytes: float  # of its process
     when: Moment  # the moment at which device and host together hold the most
     arrays: tuple[Array, ...]  # what is there then
+    shared_bytes: float = 0.0  # part of host_bytes that one of a node's ranks takes alone
+
+    def node_bytes(self, ranks: int) -> float:
+        """Return the host memory of all ranks of a node."""
+        return ranks * (self.host_bytes - self.shared_bytes) + self.shared_bytes
 
 
 @dataclass(frozen=True)
@@ -112,14 +120,23 @@ class Peaks:
     save: Peak
 
     @property
+    def phases(self) -> tuple[tuple[str, Peak], ...]:
+        """Return the peaks by what the rank does meanwhile."""
+        return ("load", self.load), ("train", self.train), ("save", self.save)
+
+    def node_bytes(self, ranks: int) -> float:
+        """Return the host memory of all ranks of a node, at the most of all."""
+        return max(peak.node_bytes(ranks) for _, peak in self.phases)
+
+    @property
     def device_bytes(self) -> float:
         """Return the most of all."""
-        return max(peak.device_bytes for peak in (self.load, self.train, self.save))
+        return max(peak.device_bytes for _, peak in self.phases)
 
     @property
     def host_bytes(self) -> float:
         """Return the most of all."""
-        return max(peak.host_bytes for peak in (self.load, self.train, self.save))
+        return max(peak.host_bytes for _, peak in self.phases)
 
 
 @dataclass(frozen=True)
@@ -154,13 +171,17 @@ def _most(arrays: list[Array], when: frozenset[Moment], has_gpu: bool, libraries
     )
     most = max(sorted(when), key=lambda moment: device[moment] + host[moment])
     there = tuple(array for array in arrays if most in array.when)
+    at = most if not has_gpu else max(sorted(when), key=lambda moment: host[moment])
+    shared = sum(array.num_bytes for array in arrays if array.is_shared and at in array.when)
     if not has_gpu:
-        return Peak(0.0, device[most] + host[most] + CPU_PROCESS_BYTES + libraries, most, there)
+        own = CPU_PROCESS_BYTES + libraries
+        return Peak(0.0, device[most] + host[most] + own, most, there, shared)
     return Peak(
         max(device.values()) + CONTEXT_BYTES + WORKSPACE_BYTES,
-        max(host.values()) + CUDA_PROCESS_BYTES + libraries,
+        host[at] + CUDA_PROCESS_BYTES + libraries,
         most,
         there,
+        shared,
     )
 
 
@@ -172,7 +193,7 @@ def memory_of(of: Workload, machine: Machine) -> Memory:
         return Memory(0.0, _most(arrays, TRAINING, False, lanes).host_bytes, 0.0)
     peak = _most(arrays, TRAINING, True, 0.0)
     pageable = sum(array.num_bytes for array in arrays if array.name == PAGEABLE)
-    locked = peak.host_bytes - CUDA_PROCESS_BYTES - pageable
+    locked = (peak.host_bytes - CUDA_PROCESS_BYTES - pageable) * of.locks_state
     kept = kept_subgroups(of, machine)
     grads = float(of.weight_bytes * sum(of.subgroups[idx] for idx in kept))
     return Memory(peak.device_bytes - CONTEXT_BYTES + grads, peak.host_bytes, locked, grads)
@@ -184,7 +205,7 @@ def kept_subgroups(of: Workload, machine: Machine) -> frozenset[int]:
     Only those count of which tiles may pass through a slot; gradients of resident ones are there
     anyway.
     """
-    if of.software is not None or not of.keeps_device_grads or not machine.gpus:
+    if not of.may_keep_grads or not machine.gpus:
         return frozenset()
     assert machine.device_memory_bytes is not None
     room = GRADS_HEADROOM * machine.device_memory_bytes - peaks_of(of, True).train.device_bytes
@@ -245,8 +266,12 @@ def arrays_of(of: Workload, has_gpu: bool) -> list[Array]:
     found.append(Array("second embedding, until both are tied", tied, DEVICE, frozenset({M.BUILT})))
     if has_gpu and of.stage < 3:
         # As from_pretrained does on every rank; only zero.Init of stage 3 cuts weights at once.
-        whole = of.weight_bytes * of.numel
-        found.append(Array("model as it is read", whole, HOST, frozenset({M.BUILT})))
+        found.append(Array("model as it is read", of.weight_bytes * of.numel, HOST, UNREADY))
+    kind, is_cut = of.model.checkpoint, of.stage == 3
+    if kind and (is_cut or kind != of.dtype):
+        # Without a conversion the file's own pages are the model. At stage 3 one rank reads them.
+        file = float(BYTES[kind] * of.numel)
+        found.append(Array(f"checkpoint in {kind}", file, HOST, frozenset({M.READ}), is_cut))
     return [array for array in found if array.num_bytes]
 
 
@@ -318,7 +343,7 @@ def _stage12(of: Workload, has_gpu: bool) -> Iterator[Array]:
         yield Array("fp32 gradients", FP32_BYTES * part, HOST, READY)
         yield from _tiles_under_way(of, FP32_BYTES, has_gpu)
     else:
-        master = _locked(FP32_BYTES * part, has_gpu and offloaded)
+        master = _locked(FP32_BYTES * part, has_gpu and offloaded and of.locks_state)
         yield Array("master weights", master, offloaded, READY)
         yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
     buckets = (2 if of.overlaps and has_gpu else 1) * _bucket(of, has_gpu)
@@ -338,16 +363,18 @@ def _stage12(of: Workload, has_gpu: bool) -> Iterator[Array]:
 def _gradients_on_host(of: Workload, has_gpu: bool) -> Iterator[Array]:
     """Gradients of stages 1 and 2 whose optimizer is offloaded."""
     part, largest, is_stock = of.part, max(of.tensors), of.software is not None
-    whole = of.weight_bytes * largest
+    whole, locks = of.weight_bytes * largest, has_gpu and of.locks_state
     if is_stock:
-        yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), HOST, READY)
-        weights = _locked(of.weight_bytes * part, has_gpu)
+        yield Array("fp32 gradients", _locked(FP32_BYTES * part, locks), HOST, READY)
+        weights = _locked(of.weight_bytes * part, locks)
         yield Array("weights on their way to the device", weights, HOST, READY)
-    yield Array("gradient on its way", _locked(whole, has_gpu and is_stock), HOST, READY)
+    yield Array("gradient on its way", _locked(whole, locks and is_stock), HOST, READY)
     yield Array("gradient on its way, on the device", whole, DEVICE, READY)
     norm = FP64_BYTES * min(largest, part)
     yield Array("fp64 gradient of a tensor", norm, DEVICE, frozenset({M.KEPT}))
-    yield Array("sum of gradients", of.weight_bytes * part * (of.accumulation > 1), HOST, TRAINING)
+    if of.accumulation > 1 and of.stage == 2:  # a tensor for each parameter that has some here
+        each = sum(_locked(of.weight_bytes * numel, locks) for numel in of.tensors)
+        yield Array("sum of gradients", each * part / of.numel, HOST, TRAINING)
 
 
 def _gradients_on_device(of: Workload) -> Iterator[Array]:
@@ -378,7 +405,7 @@ def _flat_gradients(of: Workload, numel: int) -> Iterator[Array]:
 def _passes_of_stage3(of: Workload, has_gpu: bool) -> Iterator[Array]:
     """Weights, buckets and activations of stage 3: all but what its update holds."""
     on_host, largest = of.weights_at == "cpu", max(of.tensors)
-    weights = _locked(of.weight_bytes * of.part, has_gpu and on_host)
+    weights = _locked(of.weight_bytes * of.part, has_gpu and on_host and of.locks_weights)
     if of.weights_at == "nvme":
         buffers = of.weight_bytes * NVME_WEIGHTS_NUMEL
         yield Array("buffers of weights on NVMe", buffers, HOST, ALWAYS)
@@ -421,14 +448,15 @@ def _stock_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     exact = sum(moved) if software.locked_arrays else 0
     yield Array("master weights", of.master_bytes * exact, offloaded, READY)
     yield Array("moments", of.moments_bytes * exact, offloaded, LATER)
-    gradients = _locked(of.sum_bytes * sum(numels), has_gpu and offloaded)
+    locks = has_gpu and offloaded and of.locks_state
+    gradients = _locked(of.sum_bytes * sum(numels), locks)
     yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
     if not offloaded:
         yield Array("fp32 gradients, zeros", FP32_BYTES * largest, DEVICE, now)
         yield from _flat_gradients(of, largest)
         return
     yield _resident_state(of, resident)
-    each = sum(_locked(of.master_bytes * numel, has_gpu) for numel in moved)
+    each = sum(_locked(of.master_bytes * numel, locks) for numel in moved)
     yield Array("fp32 gradients", software.rounded_arrays * each, HOST, READY)
     yield Array("gradients of a subgroup, zeros", of.master_bytes * largest, HOST, now)
     pageable = FP32_BYTES * sum(moved) * software.pageable_arrays

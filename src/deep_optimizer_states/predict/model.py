@@ -38,6 +38,7 @@ class Kept:
     largest: float  # of the layer that keeps most
     head: float  # outside the layers, logits left out
     logits: float  # logits and their gradients, when most of them are there
+    unknown: str = ""  # why nothing of it is known; all sizes are 0 then
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Model:
     architecture: Literal["llama", "gpt2"] = "llama"
     tied_numel: int = field(default=0, init=False)  # see CountedModel
     has_experts: bool = field(default=False, init=False)
+    checkpoint: str = field(default="", init=False)
 
     def padded_vocab_size(self, tp: int = 1) -> int:
         """Return the rows of the embedding, padded as Megatron does for ``tp`` ranks."""
@@ -161,6 +163,7 @@ class CountedModel(Model):
     own_kept: KeptOf | None = None
     tied_numel: int = 0  # elements of the second embedding that is dropped when both are tied
     has_experts: bool = False
+    checkpoint: str = ""  # type of the weights it is read from; empty for one without any
 
     def blocks(self, tp: int = 1) -> Blocks:
         """Return the parameters that were given, whatever ``tp`` is."""

@@ -21,9 +21,9 @@ from typing import Any
 
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory import Memory, memory_of, shortages
-from deep_optimizer_states.predict.model import Model
+from deep_optimizer_states.predict.model import FP32_BYTES, Model
 from deep_optimizer_states.predict.update import UpdateRun, rank_of, simulate_update
-from deep_optimizer_states.predict.workload import STATE_BYTES, Workload, WorkloadError
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
 HIDDEN_PASSES = 8
 """Elementwise passes over a layer's hidden state in one forward: norms, rotary, residuals."""
@@ -39,10 +39,14 @@ bucket and laid out by rank, both of which read and write, averaged in place, re
 GATHERED_PASSES = 3
 """Over the gathered parameters of the whole model in every forward and backward: written by the
 gather, then put together, which reads and writes. A single rank uses its parameters in place."""
+SUM_PASSES = 3
+"""Over the gradients where they are summed on the device before they are reduced: both are read,
+the sum is written. Below stage 2 that is every backward of a window but the first."""
 LAYERS_BACK = 2
 """A layer's backward in forwards."""
 WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
+DISK = "no rate of a disk"
 CANDIDATES = (
     ("all-host", 1),
     ("stride", 2),
@@ -132,7 +136,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
             it; names field and value.
     """
     _refuse_unknown(workload)
-    if workload.software is None and workload.policy == "auto":
+    if _is_open(workload):
         choice = _choose(workload, machine)
         workload = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
         words = choice.explanation
@@ -141,7 +145,8 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
         words = f"{choice.label}, as given; bound by {choice.binding}"
         if workload.software is not None:
             where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
-            words = workload.software.words.format(stride=workload.stride, where=where)
+            told = workload.software.words if workload.host_share else f"all of it {where}"
+            words = told.format(stride=workload.stride, where=where)
     phases, memory = phases_of(workload, machine), memory_of(workload, machine)
     total = phases.forward_s + phases.backward_s + phases.outside_s
     total += choice.seconds - choice.hidden_s
@@ -164,25 +169,46 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     )
 
 
+def settled(workload: Workload, machine: Machine) -> Workload:
+    """Return a workload with the fastest policy in the place of ``auto``.
+
+    Raises:
+        MachineError, WorkloadError: As :func:`predict` does.
+    """
+    _refuse_unknown(workload)
+    if not _is_open(workload):
+        return workload
+    choice = _choose(workload, machine)
+    return dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
+
+
+def _is_open(workload: Workload) -> bool:
+    return workload.software is None and workload.policy == "auto"
+
+
 def _refuse_unknown(workload: Workload) -> None:
-    model, states = workload.model, {workload.masters, workload.moments}
+    model, stage, is_stock = workload.model, workload.stage, workload.software is not None
     is_gpt = type(model) is Model and model.architecture == "llama"
+    is_fp32 = {workload.masters, workload.moments} == {"fp32"}
+    offloads = workload.optimizer_at == "cpu"
     for field, value, is_known, known in (
         ("model", model.name, is_gpt, "GPTs with SwiGLU, RMSNorm and no bias"),
-        ("zero_optimization.stage", workload.stage, workload.stage == 3, "ZeRO stage 3 alone"),
-        (
-            "offload_optimizer.device",
-            workload.optimizer_at,
-            workload.optimizer_at == "cpu",
-            "an optimizer that is offloaded to the CPU",
-        ),
+        ("offload_optimizer.device", workload.optimizer_at, workload.optimizer_at != "nvme", DISK),
+        ("offload_param.device", workload.weights_at, workload.weights_at != "nvme", DISK),
+        ("zero_optimization.stage", stage, stage or not offloads, "no offload at stage 0"),
         (
             "offload_param.device",
             workload.weights_at,
-            workload.weights_at != "nvme",
-            "weights on the device or in host memory",
+            stage == 3 or not workload.weights_on_host,
+            "weights in host memory at ZeRO stage 3 alone",
         ),
-        ("type of states", workload.masters, states == {"fp32"}, "fp32 states alone"),
+        (
+            "offload_optimizer.ratio",
+            workload.offload_ratio,
+            stage == 3 or not is_stock or workload.offload_ratio == 1.0,
+            "shares of the state at ZeRO stage 3 alone",
+        ),
+        ("type of states", workload.masters, is_fp32 or not is_stock, "fp32 states of stock alone"),
     ):
         if not is_known:
             raise WorkloadError(f"{field} = {value!r}: the performance model knows {known}")
@@ -208,9 +234,11 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
 
     Raises:
         MachineError: A rate that is needed was not measured.
-        WorkloadError: The machine cannot hold the tensor-parallel ranks, or its profile does not
-            say how fast it computes in the workload's dtype.
+        WorkloadError: The performance model does not know such a run, the machine cannot hold the
+            tensor-parallel ranks, or its profile does not say how fast it computes in the
+            workload's dtype.
     """
+    _refuse_unknown(workload)
     num_nodes(workload, machine)
     if machine.gpus and workload.dtype == "fp32":
         raise WorkloadError(
@@ -227,25 +255,27 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
     logits = workload.tokens * model.padded_vocab_size(workload.tp) / workload.tp
     head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
     whole = workload.numel * workload.weight_bytes
-    gathered = GATHERED_PASSES * whole / stream if workload.dp > 1 else 0.0
-    gather = _gather_s(workload, machine, whole)
+    is_cut = workload.stage == 3
+    gathered = GATHERED_PASSES * whole / stream if is_cut and workload.dp > 1 else 0.0
+    gather = _gather_s(workload, machine) if is_cut else 0.0
     # Gathers run ahead of the layers that use them; reduce-scatters behind.
     computed = model.layers * layer + head + gathered
-    forward = max(computed, gather) + model.layers * costs.layer_s
+    forward = max(computed, gather) + model.layers * costs.layer_s * is_cut
     again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
     computed_back = model.layers * layer * again + LAYERS_BACK * head + gathered
-    computed_back += GRAD_PASSES * whole / stream
-    back = max(computed_back, 2 * gather)
-    flush = _flush_s(workload, machine, back)
+    times = workload.accumulation
+    passes = GRAD_PASSES * times if workload.stage >= 2 else GRAD_PASSES + SUM_PASSES * (times - 1)
+    computed_back = times * computed_back + passes * whole / stream
+    back = _with_reductions(workload, machine, computed_back, times * 2 * gather)
+    flush = _flush_s(workload, machine, back / times)
     forward_more_s, outside_more_s = 0.0, 0.0
     if workload.software:
         forward_more_s = workload.software.forward_s.get(machine.name, 0.0)
         outside_more_s = workload.software.outside_s.get(machine.name, 0.0)
-    times = workload.accumulation
     return Phases(
         forward_s=times * forward + forward_more_s,
-        backward_s=times * back + flush,
-        computed_s=times * (computed + back),
+        backward_s=back + flush,
+        computed_s=times * computed + back,
         layer_s=layer,
         head_s=head,
         flush_s=flush,
@@ -265,11 +295,26 @@ def _layer_s(workload: Workload, flops_per_s: float, stream: float) -> float:
     return flops / flops_per_s + tokens * passes * workload.weight_bytes / stream
 
 
-def _gather_s(workload: Workload, machine: Machine, whole_bytes: float) -> float:
+def _with_reductions(
+    workload: Workload, machine: Machine, computed_s: float, gathers_s: float
+) -> float:
+    """Return the backwards of an iteration with what moves between the ranks meanwhile.
+
+    Below stage 3 whole gradients are summed on all ranks, which moves them twice, on the stream
+    that computes: at stage 2 in every backward, else after the last one.
+    """
+    if workload.stage == 3:
+        return max(computed_s, gathers_s)
+    sums = workload.accumulation if workload.stage == 2 else 1
+    reduced_s = 2 * sums * _gather_s(workload, machine)
+    return max(computed_s, reduced_s) if workload.overlaps else computed_s + reduced_s
+
+
+def _gather_s(workload: Workload, machine: Machine) -> float:
     """Return the time to move all parameters of the model to this rank once."""
     if not machine.gpus:
         return 0.0
-    gather = 0.0
+    gather, whole_bytes = 0.0, workload.numel * workload.weight_bytes
     if workload.dp > 1:
         moved = whole_bytes * (workload.dp - 1) / workload.dp
         gather = moved / machine.rate("gather_bytes_per_s")
@@ -281,9 +326,12 @@ def _gather_s(workload: Workload, machine: Machine, whole_bytes: float) -> float
 
 def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     """Return what gradients add to backward on their way to host memory."""
-    numel = sum(workload.subgroups) * workload.offload_ratio
+    numel = sum(workload.subgroups) * workload.host_share
     if not machine.gpus or not numel:
         return 0.0
+    if workload.stage < 3:
+        flush = _flat_flush_s(workload, machine, numel)
+        return max(0.0, flush - workload.accumulation * back_s) if workload.overlaps else flush
     software = workload.software
     num_bytes = software.flush_bytes if software else workload.weight_bytes
     if software and not software.hides_flush:
@@ -295,6 +343,25 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
         flush *= max(0.0, 1 - kept / (workload.weight_bytes * numel))
     last = min(1.0, workload.bucket_numel / (workload.dp * numel))
     return max(flush - back_s, flush * last)
+
+
+def flat_copies(workload: Workload) -> tuple[int, int]:
+    """Return the bytes of a gradient that stages 1 and 2 copy to the host, and back, an iteration.
+
+    DeepSpeed makes these copies whoever updates. A gradient goes home in fp32 once it is whole.
+    Stage 2 reduces it in every backward before that too: the 16-bit sum goes home each time, and
+    comes back to be added to; at stage 1 it stays on the device till the last.
+    """
+    sums = workload.accumulation if workload.stage == 2 and workload.accumulation > 1 else 0
+    size = workload.weight_bytes
+    return FP32_BYTES + sums * size, max(0, sums - 1) * size
+
+
+def _flat_flush_s(workload: Workload, machine: Machine, numel: float) -> float:
+    """Return what those copies take: they are page-locked, on the stream that computes."""
+    home, back = flat_copies(workload)
+    seconds = home / machine.rate("d2h_bytes_per_s")
+    return numel * (seconds + (back / machine.rate("h2d_bytes_per_s") if back else 0.0))
 
 
 def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
@@ -312,19 +379,20 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
             every iteration, whenever that is.
     """
     rank = rank_of(workload, machine)
-    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
-    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
+    numel, weight = sum(workload.subgroups) * workload.host_share, workload.weight_bytes
+    state, keeps = workload.state_bytes, workload.stage == 3 and workload.keeps_device_grads
+    grad = 0 if machine.gpus and keeps else workload.final_grad_bytes
     to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
-    flush = weight if with_flush and machine.gpus else 0
-    stays = flush if workload.keeps_device_grads else 0
+    flush = workload.final_grad_bytes if with_flush and machine.gpus else 0
+    stays = flush if keeps else 0
 
     def seconds(share: float) -> float:
         return numel * max(
             (1 - share) / rank.host_alone_parameters_per_s,
-            (to_device * (1 - share) + (STATE_BYTES + grad) * share) / rank.links["h2d"],
-            ((STATE_BYTES + to_host - stays) * share + flush) / rank.links["d2h"],
+            (to_device * (1 - share) + (state + grad) * share) / rank.links["h2d"],
+            ((state + to_host - stays) * share + flush) / rank.links["d2h"],
             share / rank.device_parameters_per_s,
-            ((2 * STATE_BYTES - stays) * share + rank.host_bytes * (1 - share) + flush)
+            ((2 * state - stays) * share + rank.host_bytes * (1 - share) + flush)
             / rank.host_bytes_per_s,
         )
 
@@ -393,9 +461,13 @@ def _time(workload: Workload, machine: Machine) -> Choice:
         flush = phases.flush_s
         # Without a GPU the forward needs the very cores that the update is on.
         is_in_time = workload.software is None and workload.just_in_time_forward
+        is_in_time = is_in_time and workload.stage == 3  # below, step() ends with a gather
         if is_in_time and machine.gpus:
             hidden = min(run.seconds, _hidden_s(workload, phases, run))
-    return Choice(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
+    seconds = run.seconds
+    if workload.stage in (1, 2):  # all weights that were updated elsewhere
+        seconds += _gather_s(workload, machine)
+    return Choice(workload.policy, workload.stride, seconds, hidden, flush, run.binding)
 
 
 def _hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:

@@ -27,12 +27,15 @@ from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory import kept_subgroups, ranks_a_node
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulator import Job, Simulator
-from deep_optimizer_states.predict.workload import STATE_BYTES, StockOffload, Workload
+from deep_optimizer_states.predict.workload import StockOffload, Workload
 
 STOCK_HOST_BYTES = 48
 """Host bytes a parameter that DeepSpeed's own update moves: gradient, unscale, Adam, downcast."""
-FUSED_HOST_BYTES = 28
-"""The same of this engine's pass: state read and written, gradient read, 16-bit weight written."""
+FLAT_HOST_BYTES = 36
+"""The same below stage 3, for the step alone: unscaling, and Adam's reads and writes."""
+CAST_BYTES = 6
+"""Below stage 3 stock casts its new master weights into page-locked memory: fp32 read, 16 bits
+written; then it copies them to the device, and waits for nothing but that."""
 UNSCALE_BYTES = 8
 """Stock multiplies the fp32 gradient in a pass of its own: read and written."""
 LEARNING_UPDATES = 4
@@ -85,12 +88,13 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
     host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
     stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
     if workload.software is None:
+        # Measured with fp32 state; with less to read and write it is no slower.
         adam = machine.curve("host_fused_parameters_per_s", threads)
-        num_bytes = FUSED_HOST_BYTES
+        num_bytes = fused_host_bytes(workload)
     else:
         alone = machine.curve("host_adam_parameters_per_s", threads)
         adam = 1.0 / (1.0 / alone + UNSCALE_BYTES / stream)
-        num_bytes = STOCK_HOST_BYTES
+        num_bytes = STOCK_HOST_BYTES if workload.stage == 3 else FLAT_HOST_BYTES
     if not machine.gpus:
         # The "device" is the host's own memory: its copies are copies of the host.
         names = ("h2d", "d2h", "h2d_both", "d2h_both")
@@ -101,8 +105,20 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
     for way, alone in tuple(links.items()):
         links[f"{way}_both"] = getattr(machine.rates, f"{way}_both_bytes_per_s") or alone
     device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
-    blocking = machine.rates.pageable_h2d_bytes_per_s or links["h2d"]
-    return Rank(host, adam, num_bytes, links, device, blocking / workload.weight_bytes)
+    if workload.stage < 3:
+        sent = 1.0 / (CAST_BYTES / stream + workload.weight_bytes / links["h2d"])
+    else:
+        blocking = machine.rates.pageable_h2d_bytes_per_s or links["h2d"]
+        sent = blocking / workload.weight_bytes
+    return Rank(host, adam, num_bytes, links, device, sent)
+
+
+def fused_host_bytes(workload: Workload) -> int:
+    """Return the host bytes a parameter of this engine's pass.
+
+    State is read and written, the gradient read, the weight written.
+    """
+    return 2 * workload.state_bytes + workload.final_grad_bytes + workload.weight_bytes
 
 
 @dataclass(frozen=True)
@@ -154,13 +170,14 @@ class _Update:
         self.weights_sent: Job | None = None
         self.ready: dict[int, Job] = {}
         self.numels: Sequence[int] = workload.subgroups
-        self.prefetched_bytes: Sequence[int] = [STATE_BYTES] * len(self.numels)
+        self.state_bytes = workload.state_bytes
+        self.prefetched_bytes: Sequence[int] = [self.state_bytes] * len(self.numels)
         if self.software is None:
             schedule = workload.schedule
             kept = schedule.tiles_of_subgroups(kept_subgroups(workload, machine))
             self.numels = [tile.numel for tile in schedule.tiles]
             self.prefetched_bytes = [
-                STATE_BYTES + (0 if tile in kept else workload.weight_bytes)
+                self.state_bytes + (0 if tile in kept else workload.final_grad_bytes)
                 for tile in range(len(self.numels))
             ]
         self.flights: list[tuple[Job, Job]] = []
@@ -244,7 +261,7 @@ class _Update:
             size = self.workload.weight_bytes
             stepped = self.ready[tile] = self.copy("D2H", f"weights {tile}", numel, size, stepped)
         if slot is not None:  # a resident tile sends its weights alone
-            slot.free = self.copy("D2H", f"flush {tile}", numel, STATE_BYTES, stepped)
+            slot.free = self.copy("D2H", f"flush {tile}", numel, self.state_bytes, stepped)
             assert slot.filled is not None, tile
             self.flights.append((slot.filled, slot.free))
 

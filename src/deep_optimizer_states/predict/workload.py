@@ -22,8 +22,6 @@ OURS = "ours"
 """Name of this package's engine."""
 POLICIES = ("auto", *policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
-STATE_BYTES = bytes_of_state()
-"""Master weight and two moments of a parameter."""
 PLACES = ("none", "cpu", "nvme")
 KNOWN_VALUES: dict[str, Sequence[object]] = {
     **{"policy": POLICIES, "stage": (0, 1, 2, 3), "optimizer_at": PLACES, "weights_at": PLACES},
@@ -77,8 +75,8 @@ class StockOffload:
         """Return the subgroups whose state stays on the device."""
         count = len(workload.subgroups)
         if self.keeps_last:
-            return frozenset(range(int(workload.offload_ratio * count), count))
-        return frozenset(range(int((1 - workload.offload_ratio) * count)))
+            return frozenset(range(int(workload.host_share * count), count))
+        return frozenset(range(int((1 - workload.host_share) * count)))
 
 
 STOCK = StockOffload()
@@ -115,6 +113,8 @@ class Workload:
     overlaps: bool = False  # overlap_comm of stages 1 and 2
     masters: str = "fp32"  # type of master weights, and of the gradient beside them
     moments: str = "fp32"  # type of the moments
+    locks_state: bool = True  # host memory of the optimizer is page-locked (pin_memory)
+    locks_weights: bool = True  # the same of offload_param
     sums: str = ""  # type in which gradients are summed; empty for that of the weights
     # Of this package's engine alone.
     policy: str = "auto"  # who updates what; memory of auto counts as that of dynamic, the most
@@ -188,6 +188,16 @@ class Workload:
         return BYTES[self.dtype]
 
     @property
+    def host_share(self) -> float:
+        """Return the share of the optimizer state that is not on the device."""
+        return self.offload_ratio if self.optimizer_at != "none" else 0.0
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a parameter's master weight and moments."""
+        return bytes_of_state(self.master_bytes, self.moments_bytes // 2)
+
+    @property
     def master_bytes(self) -> int:
         """Return the bytes of a master weight, and of a gradient in its type."""
         return BYTES[self.masters]
@@ -201,6 +211,16 @@ class Workload:
     def sum_bytes(self) -> int:
         """Return the bytes of a gradient that is kept until the update."""
         return BYTES[self.sums or self.dtype]
+
+    @property
+    def final_grad_bytes(self) -> int:
+        """Return the bytes of a gradient that lies beside offloaded state; fp32 below stage 3."""
+        return self.weight_bytes if self.stage == 3 else FP32_BYTES
+
+    @property
+    def may_keep_grads(self) -> bool:
+        """Return whether this package's engine leaves gradients on the device: at stage 3."""
+        return self.software is None and self.stage == 3 and self.keeps_device_grads
 
     @cached_property
     def kept(self) -> Kept:
@@ -285,6 +305,7 @@ def workload_of_json(
     """
     zero = config.get("zero_optimization") or {}
     offload = zero.get("offload_optimizer") or {}
+    weights = zero.get("offload_param") or {}
     block = config.get("deep_optimizer_states") or {}
     params = (config.get("optimizer") or {}).get("params") or {}
     half = next((n for n in ("bf16", "fp16") if (config.get(n) or {}).get("enabled")), "")
@@ -298,7 +319,9 @@ def workload_of_json(
         "accumulation": config.get("gradient_accumulation_steps", 1),
         "micro_batch_size": config.get("train_micro_batch_size_per_gpu", 1),
         "optimizer_at": offload.get("device", "none"),
-        "weights_at": (zero.get("offload_param") or {}).get("device", "none"),
+        "locks_state": offload.get("pin_memory", True) is not False,
+        "weights_at": weights.get("device", "none"),
+        "locks_weights": weights.get("pin_memory", True) is not False,
         "overlaps": bool(zero.get("overlap_comm")),
         "masters": masters,
         "moments": masters if is_narrow else "fp32",

@@ -49,6 +49,55 @@ def test_what_is_kept_is_what_a_real_forward_saves(table, dtype, attention):
     assert samples * total == pytest.approx(saved, rel=0.035 if table is T5 else 0.01)
 
 
+GPTJ = {"model_type": "gptj", "n_embd": 96, "n_layer": 3, "n_head": 6, "rotary_dim": 8}
+GPTJ |= {"vocab_size": 300}
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 16}
+ALBERT = {**COMMON, "model_type": "albert", "embedding_size": 32}
+
+
+@pytest.mark.parametrize("table", [GPTJ, GEMMA2, ALBERT], ids=lambda t: t["model_type"])
+def test_families_with_ways_of_their_own_are_measured_in_them(table):
+    """A table of attentions of its own, capped scores, one layer that is run again and again."""
+    found = model_of_config(table)
+    config = transformers.AutoConfig.for_model(**table, use_cache=False)
+    model = language_model(config).to(torch.bfloat16).eval()
+    ids = torch.randint(2, 300, (1, 64))
+    saved = saved_bytes(model, lambda: model(input_ids=ids, labels=ids).loss)
+    kept = found.kept_of()(2, 64, True)
+    assert not kept.unknown
+    assert found.layers == 3
+    assert 3 * kept.layer + kept.head + kept.logits / 3 == pytest.approx(saved, rel=0.02)
+
+
+def test_a_family_whose_code_looks_at_values_is_not_measured_and_says_why(capfd):
+    sizes = {"emb_dim": 64, "n_layers": 2, "n_heads": 2, "n_words": 300}
+    found = model_of_config({"model_type": "xlm", **sizes})
+    kept = found.kept_of()(2, 64, True)
+    assert (kept.layer, kept.largest, kept.head, kept.logits) == (0, 0, 0, 0)
+    assert "its code asks for values" in kept.unknown
+    assert "\n" not in kept.unknown
+    assert found.numel > 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, "fp32"),
+        ({"torch_dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float16"}, "fp16"),
+        ({"torch_dtype": "float32"}, "fp32"),
+    ],
+)
+def test_a_file_says_of_what_type_its_checkpoint_is(tmp_path, given, kind):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, **given}))
+    assert read_config(path).checkpoint == kind
+    path.write_text(json.dumps({"text_config": LLAMA, **given}))
+    assert read_config(path).checkpoint == kind
+    assert model_of_config(LLAMA).checkpoint == ""  # built from nothing
+
+
 def test_logits_and_tied_embeddings_are_told_apart():
     untied, tied = (
         model_of_config({**LLAMA, "tie_word_embeddings": tied}) for tied in (False, True)
@@ -84,6 +133,7 @@ def test_layers_that_differ_are_all_counted():
         ("[1]", "is no JSON object; give a Hugging Face config.json"),
         ('{"model_type": "lama"}', "model_type = 'lama': did you mean 'llama'?"),
         ('{"hidden_size": 8}', "model_type = 'None': "),
+        ('{"text_config": 3}', "model_type = 'None': "),
         (json.dumps({**LLAMA, "vocab_size": "many"}), "vocab_size"),
         (json.dumps({**LLAMA, "hidden_size": -8}), "transformers"),
     ],

@@ -11,7 +11,7 @@ from deep_optimizer_states.predict.memory import (
     arrays_of,
     peaks_of,
 )
-from deep_optimizer_states.predict.model import Model
+from deep_optimizer_states.predict.model import CountedModel, Model
 from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
 
 MODEL = Model("x", 1024, 2816, 12, 16, 16, 16, vocab_size=4096)
@@ -97,6 +97,62 @@ def test_states_take_what_they_are(stage, blocks, stock_bytes, our_bytes, slot_b
     assert host[1] == pytest.approx(our_bytes * NUMEL, rel=0.05)
     slots = arrays(ours)["slots"]
     assert (slots.num_bytes, slots.on_host) == (3 * slot_bytes * 2**20, False)
+
+
+def test_what_is_not_page_locked_is_not_rounded_up():
+    """DeepSpeed 0.19 at stage 2: master weights, gradients and 16-bit weights are page-locked."""
+    locked, plain = (
+        peaks_of(of(2, **OFFLOADED, locks_state=locks), True).save.host_bytes
+        for locks in (True, False)
+    )
+    process = module.CUDA_PROCESS_BYTES + ZERO_BYTES + STEPPED_BYTES
+    assert (plain - process) / NUMEL == pytest.approx(4 + 8 + 4 + 2, abs=0.2)
+    rounded = 2 * module.power_of_two(4 * NUMEL) + module.power_of_two(2 * NUMEL)
+    assert locked - process == pytest.approx(8 * NUMEL + rounded, rel=0.01)
+    config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    assert workload_of_json(config, MODEL).locks_state  # DeepSpeed's default
+    config["zero_optimization"]["offload_optimizer"]["pin_memory"] = False
+    assert not workload_of_json(config, MODEL).locks_state
+
+
+def test_sums_of_gradients_are_on_the_host_where_stock_keeps_them():
+    for stage, is_there in ((1, False), (2, True)):
+        found = arrays(of(stage, **OFFLOADED, accumulation=2))
+        assert ("sum of gradients" in found) is is_there
+    each = sum(module.power_of_two(2 * numel) for numel in MODEL.tensors())
+    assert found["sum of gradients"].num_bytes == pytest.approx(each)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "checkpoint", "own", "shared"),
+    [
+        (2, "bf16", "", 2, 0),
+        (2, "bf16", "bf16", 2, 0),  # the pages of the file are the model
+        (2, "bf16", "fp32", 2 + 4, 0),
+        (0, "fp32", "bf16", 4 + 2, 0),
+        (3, "bf16", "fp32", 0, 4),
+        (3, "bf16", "bf16", 0, 2),
+    ],
+)
+def test_a_checkpoint_is_there_while_it_is_read(stage, dtype, checkpoint, own, shared):
+    """At stages 0 to 2 by every rank, at stage 3 by one of a node."""
+    tensors = MODEL.blocks()
+    model = CountedModel(
+        "x", 1024, 0, 12, 0, 0, own_blocks=tensors, own_kept=MODEL.kept_of(), checkpoint=checkpoint
+    )
+    workload = Workload(model, stage=stage, dtype=dtype, dp=4, **DEEPSPEEDS)
+    read = [array for array in arrays_of(workload, True) if Moment.READ in array.when]
+    found = [
+        sum(array.num_bytes for array in read if array.on_host and array.is_shared is is_shared)
+        for is_shared in (False, True)
+    ]
+    assert [num_bytes / NUMEL for num_bytes in found] == pytest.approx([own, shared])
+    peak = peaks_of(workload, True).load
+    if own + shared > 2:
+        assert peak.node_bytes(4) == pytest.approx(
+            4 * (peak.host_bytes - shared * NUMEL) + shared * NUMEL
+        )
+        assert peak.host_bytes > (own + shared) * NUMEL
 
 
 def test_nvme_keeps_no_state_in_memory():

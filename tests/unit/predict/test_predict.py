@@ -78,6 +78,14 @@ policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09921 0.
 gather_bytes_per_s=1e9 | 8.958 17.85 0.275 0.09921 0.2498 26.46 14.23 2.974
 host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.46 14.23 2.974
 host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.019 0.09921 1.785 26.46 14.23 2.974
+engine=zero3 stage=0 optimizer_at=none | 0.1013 0.4219 0.0661 0 0 5.369 119.6 0
+engine=zero3 stage=1 optimizer_at=none | 0.1013 0.4219 0.06114 0 0 5.369 47.98 0
+engine=zero3 stage=2 optimizer_at=none overlaps=True | 0.1013 0.3327 0.06114 0 0 5.369 42.29 0
+engine=zero3 stage=1 accumulation=4 | 0.4053 1.499 0.8452 0 0.3139 39.28 26.5 0
+engine=zero3 stage=2 accumulation=4 | 0.4053 2.281 0.8452 0 0.3139 43.57 15.6 0
+engine=zero3 optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7 0
+stage=2 policy=stride stride=2 | 0.1013 0.5538 0.3754 0 0.2657 29.84 17.21 0
+masters=bf16 moments=bf16 | 0.1491 0.3515 0.1537 0.09921 0.1484 17.53 13.63 2.974
 engine=zero3 activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
 engine=zero3 bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3 35.03 10.78 0
 model=13B | 0.2298 0.5711 0.5134 0.1589 0.4751 45.24 20.1 5.658
@@ -115,6 +123,60 @@ def test_each_setting_changes_what_is_predicted_by_as_much_as_it_did(row):
     sizes = [memory.host_bytes, memory.device_bytes, grads_bytes]
     found += [bound_update_s(workload, machine), *(size / 1e9 for size in sizes)]
     assert found == pytest.approx(list(map(float, figures.split())), rel=1e-3, abs=1e-9)
+
+
+def test_offload_of_stages_1_and_2_takes_what_its_copies_and_passes_take():
+    """With one rank: fp32 gradients home, one CPU Adam, a cast on the host, weights back."""
+    fields = {"engine": "zero3", "dp": 1}
+    for stage, accumulation, home in ((1, 1, 4), (1, 3, 4), (2, 1, 4), (2, 3, 4 + 3 * 2)):
+        workload = of(stage=stage, accumulation=accumulation, **fields)
+        resident = predict(dataclasses.replace(workload, optimizer_at="none"), H200)
+        got, numel, rates = predict(workload, H200), workload.numel, H200.rates
+        back = 2 * 2 if home > 4 else 0
+        copies = numel * (home / rates.d2h_bytes_per_s + back / rates.h2d_bytes_per_s)
+        assert got.backward_s - resident.backward_s == pytest.approx(copies)
+        stream = H200.curve("host_stream_bytes_per_s", H200.cores)
+        adam = 1 / H200.curve("host_adam_parameters_per_s", H200.cores) + 8 / stream
+        update = numel * (adam + 6 / stream + 2 / rates.h2d_bytes_per_s)
+        assert got.update_s == pytest.approx(update, rel=0.01)
+        assert got.forward_s == resident.forward_s
+        assert got.hidden_s == 0
+
+
+def test_rungs_of_the_ladder_rank_as_guides_and_published_runs_have_them():
+    """Published of one small model on eight GPUs: 0, 1, 2, 3 and 3 with both offloads."""
+    machine, fields = load_machine("h200x8"), {"engine": "zero3", "model": "3B", "dp": 8}
+    resident = {"optimizer_at": "none"}
+    first = [predict(of(stage=stage, **resident, **fields), machine) for stage in (0, 1, 2)]
+    offloaded = [predict(of(stage=stage, **fields), machine) for stage in (1, 2, 3)]
+    both = predict(of(weights_at="cpu", **fields), machine)
+    slowest = max(found.iteration_s for found in first)
+    assert all(found.iteration_s > slowest for found in (*offloaded, both))
+
+
+def test_gathers_and_reductions_are_what_each_stage_sends():
+    """All-reduces at stages 0 to 2, an all-gather of new weights at 1 and 2, gathers at 3."""
+    slow = dataclasses.replace(H100, rates=dataclasses.replace(H100.rates, gather_bytes_per_s=1e9))
+    workload = of(engine="zero3", optimizer_at="none", accumulation=2)
+    one = workload.numel * workload.weight_bytes * 3 / 4 * (1 / 1e9 - 1 / 200e9)
+    for stage, sums, gathers in ((0, 2, 0), (1, 2, 1), (2, 4, 1)):
+        found = [predict(dataclasses.replace(workload, stage=stage), m) for m in (slow, H100)]
+        assert found[0].backward_s - found[1].backward_s == pytest.approx(sums * one, rel=0.01)
+        assert found[0].update_s - found[1].update_s == pytest.approx(gathers * one, rel=0.01)
+        assert found[0].forward_s == found[1].forward_s
+
+
+def test_what_no_profile_has_a_rate_of_is_refused_by_name():
+    for fields, words in (
+        ({"optimizer_at": "nvme"}, "offload_optimizer.device = 'nvme': .* no rate of a disk"),
+        ({"weights_at": "nvme"}, "offload_param.device = 'nvme': .* no rate of a disk"),
+        ({"stage": 0}, "zero_optimization.stage = 0: .* no offload at stage 0"),
+        ({"stage": 2, "weights_at": "cpu"}, "offload_param.device = 'cpu': .*stage 3 alone"),
+        ({"stage": 2, "offload_ratio": 0.5}, "offload_optimizer.ratio = 0.5: .*stage 3 alone"),
+        ({"masters": "bf16"}, "type of states = 'bf16': .*fp32 states of stock alone"),
+    ):
+        with pytest.raises(WorkloadError, match=words):
+            predict(of(engine="zero3", **fields), H100)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 8])
