@@ -98,8 +98,12 @@ class Rung:
 
     @property
     def urgency(self) -> tuple[bool, bool, bool, float]:
-        """Return what the list is sorted by: fits, trains what was asked for, has a time, time."""
-        seconds = math.inf if self.iteration_s is None else self.iteration_s
+        """Return what the list is sorted by: fits, trains what was asked for, has a time, time.
+
+        Of times that are the same in the two digits that a prediction is good for, the way that
+        offloads less comes first.
+        """
+        seconds = math.inf if self.iteration_s is None else float(f"{self.iteration_s:.2g}")
         return not self.fits, not self.is_exact, self.iteration_s is None, seconds
 
 

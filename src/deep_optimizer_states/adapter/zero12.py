@@ -138,9 +138,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def _sum_bytes(self) -> int:
         """Bytes of what stock sums over a window in host memory, an array a parameter, from now on.
 
-        torch rounds what it page-locks up to a power of two.
+        Stage 1 sums on the device. torch rounds what it page-locks up to a power of two.
         """
-        if self.gradient_accumulation_steps == 1:
+        if self.gradient_accumulation_steps == 1 or not self.partition_gradients:
             return 0
         sizes = [param.nbytes for param in itertools.chain.from_iterable(self.params_in_partition)]
         is_locked = self._locks_pages and get_accelerator().device_name() == "cuda"
