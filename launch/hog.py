@@ -49,6 +49,7 @@ def hold_cpu(share: float) -> Iterator[float]:
         for worker in workers:
             worker.start()
         seen = [psutil.Process(worker.pid) for worker in workers]
+        # No deadline: it holds the processor until it is ended.
         while all(worker.is_alive() for worker in workers):
             yield sum(sum(process.cpu_times()[:2]) for process in seen) / cores
             time.sleep(5 * SLICE_S)

@@ -11,7 +11,6 @@ import importlib
 import itertools
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -148,7 +147,8 @@ def monitoring(
 ) -> AbstractContextManager[None]:
     """Sample a run every ``interval_s`` seconds into ``path`` until the block ends."""
     # A driver that hangs must not hold the launcher.
-    return meanwhile(partial(_follow, members, path, interval_s, gpus), patience_s=30.0)
+    follow = partial(_follow, members, path, interval_s, gpus)
+    return meanwhile("monitor: sampling", follow, patience_s=30.0)
 
 
 def _follow(
@@ -163,8 +163,6 @@ def _follow(
                 if ended.wait(due - time.monotonic()):
                     return
                 _sample(members, gpus, started, file)
-    except Exception as error:  # noqa: BLE001 - no fault of ours may end a run
-        sys.stderr.write(f"monitor: sampling ended: {error!r}\n")
     finally:
         gpus.close()
 

@@ -284,9 +284,11 @@ class _Run:
     def reap(self) -> int | None:
         """Give the processes' numbers back; the exit code of the command if it was started."""
         for _, process in self._companions:
+            # No deadline: it was killed before, and is gone once the kernel lets it.
             process.wait()
         if self._main is None:
             return None
+        # No deadline: the same.
         code = self._main.wait()
         return 128 - code if code < 0 else code
 

@@ -54,6 +54,7 @@ def _open(say: Callable[[str], object]) -> int | None:
 
 def _wait(lock: int, say: Callable[[str], object]) -> None:
     waits = False
+    # No deadline: runs of others may take days. It is said, with the way out.
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

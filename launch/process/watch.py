@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from deep_optimizer_states.core.threads import run_guarded
+
 POLL_S = 0.05
 """Seconds between two looks at processes and at the log that is copied."""
 MOST_BYTES = 2**20
@@ -83,30 +85,38 @@ class GrowingFile:
 
 @contextlib.contextmanager
 def meanwhile(
-    work: Callable[[threading.Event], None], patience_s: float | None = None
+    what: str, work: Callable[[threading.Event], None], patience_s: float | None = None
 ) -> Iterator[None]:
     """Do ``work`` on a thread until the block ends, which sets the event that it is given.
 
-    The block waits for the thread, ``patience_s`` seconds at most.
+    The block waits for the thread, ``patience_s`` seconds at most. What ends it before goes to
+    standard error, where ``what`` names it.
     """
     ended = threading.Event()
-    thread = threading.Thread(target=work, args=(ended,), daemon=True)
+
+    def tell(failure: BaseException | None) -> None:
+        if failure is not None:
+            sys.stderr.write(f"{what} ended: {failure!r}\n")
+
+    thread = threading.Thread(target=run_guarded, args=(partial(work, ended), tell), daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
+        # No deadline: where there is none, what is left of the log is copied to its reader.
         thread.join(patience_s)
 
 
 def echoing(log: Path) -> AbstractContextManager[None]:
     """Copy what is appended to ``log`` to standard output until the block ends."""
-    return meanwhile(partial(_copy_log, log, log.stat().st_size))
+    return meanwhile("copying the log", partial(_copy_log, log, log.stat().st_size))
 
 
 def _copy_log(log: Path, start: int, ended: threading.Event) -> None:
     with log.open("rb") as file, open(sys.stdout.fileno(), "wb", closefd=False) as output:
         file.seek(start)
+        # No deadline: it ends with the run.
         while True:
             last = ended.is_set()  # looked at before the read: nothing is written after the end
             try:

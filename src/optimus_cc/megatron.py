@@ -143,6 +143,7 @@ class CompressedCommunicator(P2PCommunicator):
         for kind, works in posted:
             with self.traffic.timed(kind):
                 for work in works:
+                    # No deadline: torch ends it at the process group's own.
                     work.wait()
 
     def _buffer(self, shape: Any) -> Tensor:

@@ -135,6 +135,7 @@ class TorchPowerSgd(Compressor):
                 # First queries do not depend on what was drawn before.
                 self._state.rng.seed(index)
             bucket = _bucket(index, flat, members)
+            # No deadline: torch ends it at the process group's own.
             averaged = torch_power_sgd.powerSGD_hook(self._state, bucket).wait()
             for factors in (self._state.p_memory_dict[index], self._state.q_memory_dict[index]):
                 self._traffic.all_reduce(Kind.GRADIENTS, factors, self._num_ranks, compressed=True)

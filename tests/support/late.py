@@ -16,8 +16,8 @@ from unittest import mock
 
 from deep_optimizer_states.core import update as gate
 from deep_optimizer_states.core.device import cuda, emulated
-from deep_optimizer_states.core.device.base import Latch
 from deep_optimizer_states.core.device.emulated import WAIT
+from deep_optimizer_states.core.threads import Latch
 
 
 class World:
@@ -98,6 +98,8 @@ def _lane_of(world):
         def _run(self):
             return
 
+        is_alive = staticmethod(lambda: True)
+
         def _put(self, item):
             if item is None:
                 world.until(lambda: not self._items)
@@ -128,9 +130,9 @@ def _pool_of(world):
         def __init__(self, *_args, **_kwargs):
             return
 
-        def submit(self, work):
-            join = world.add_update(work)
-            return SimpleNamespace(result=lambda _timeout_s: join())
+        def submit(self, work, *args):
+            join = world.add_update(lambda: work(*args))
+            return SimpleNamespace(result=lambda _timeout_s: join(), done=lambda: False)
 
         def shutdown(self, wait=True):
             return

@@ -69,6 +69,7 @@ def install(allow_unverified: bool = False) -> None:
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
+    _wrap(DeepSpeedEngine, "load_module_state_dict", _load_module_state_dict)
     # Below DeepSpeed's own gathers, where every way to gather comes past. A parameter's own method
     # would be too high: one gather may name parameters of several models, and goes through the
     # method of the first.
@@ -183,17 +184,17 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
             f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
             f'"optimizer" block, or pass it a DeepSpeedCPUAdam{out}'
         )
+    # Before there is an optimizer, whose threads nobody would end if this failed.
+    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
+        time_own_stream(engine.tput_timer)
     module, name, ours = _adapter_of(engine, settings)
     # The method looks the name up in this module when it runs: swap it for the length of the call.
     stock = getattr(module, name)
     setattr(module, name, ours)
     try:
-        made = original(engine, optimizer)
+        return original(engine, optimizer)
     finally:
         setattr(module, name, stock)
-    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
-        time_own_stream(engine.tput_timer)
-    return made
 
 
 def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
@@ -245,7 +246,7 @@ def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
         return original(engine, *args, **kwargs)
     if engine.optimizer.checkpoints is not None:
         engine.optimizer.checkpoints.check()
-    with signals_held_back():
+    with signals_held_back(), engine.optimizer.stepping(engine):
         return original(engine, *args, **kwargs)
 
 
@@ -306,13 +307,21 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):
-        had_failed = background.has_failed
-        found = original(engine, *args, **kwargs)
-    if had_failed and not background.has_failed:
-        # DeepSpeed does not count the micro-batch whose step failed, and the next window would end
-        # one too early.
+        was_cut_short = engine.optimizer.is_cut_short
+        with engine.optimizer.loading():
+            found = original(engine, *args, **kwargs)
+    if was_cut_short and not engine.optimizer.is_cut_short:
+        # DeepSpeed does not count the micro-batch that failed, and the next window would end one
+        # too early.
         engine.micro_steps += -engine.micro_steps % engine.gradient_accumulation_steps()
     return found
+
+
+def _load_module_state_dict(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load weights; what is cut short from here on is half loaded."""
+    if _is_ours(engine):
+        engine.optimizer.is_being_loaded = True
+    return original(engine, *args, **kwargs)
 
 
 def check_supported(config: Any) -> None:

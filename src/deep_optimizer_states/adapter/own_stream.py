@@ -47,6 +47,7 @@ def synchronize(original: Callable[..., Any], accelerator: Any, *args: Any, **kw
     if not _here.depth:
         return original(accelerator, *args, **kwargs)
     stream = accelerator.current_stream()
+    # No deadline: DeepSpeed's own wait, for less than it would wait for.
     return None if stream is None else stream.synchronize()  # a CPU has none
 
 

@@ -49,17 +49,19 @@ class Steppers:
         dtypes = (master_dtype, torch.float32 if cpu_adam.fp32_optimizer_states else master_dtype)
         op, decoupled = cpu_adam.ds_opt_adam, bool(cpu_adam.adam_w_mode)
         tail, pow_on_repeat = _find_tail(op, decoupled, dtypes), pow_on_repeat_of_op(op, decoupled)
-        lanes: Device
+        host_adam, lanes = HostAdam(tail.mode), cls._open_lanes(tail)
+        return cls(tail, host_adam, lanes, pow_on_repeat, dtypes)
+
+    @staticmethod
+    def _open_lanes(tail: Tail) -> Device:
         name = get_accelerator().device_name()
         if name == "cuda":
             from deep_optimizer_states.core.device.cuda import CudaDevice
 
-            lanes = CudaDevice(tail.mode)
-        elif name == "cpu":
-            lanes = EmulatedDevice(HostAdam(tail.mode))
-        else:
-            raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
-        return cls(tail, HostAdam(tail.mode), lanes, pow_on_repeat, dtypes)
+            return CudaDevice(tail.mode)
+        if name == "cpu":
+            return EmulatedDevice(HostAdam(tail.mode))
+        raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
     def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
         """Refuse a device with other bits, see :func:`check_device_adam`."""

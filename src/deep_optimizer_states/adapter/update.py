@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -373,30 +373,31 @@ class InterleavedOptimizer:
     """
 
     optimizer: Any
+    _update: UpdatePhase
+    _backward_active_depth: int
+    reset_cpu_buffers: Callable[[], None]
+    exit_backward: Callable[[], None]
     checkpoints: Checkpoints | None = None
     """Saves in the background, where the settings ask for them."""
+    _is_closed = False
+    is_being_loaded = False
+    """Whether something was replaced in the load that is under way, or in the last one."""
 
     def _open(
         self, adam: DeepSpeedCPUAdam, settings: Settings, master_dtype: torch.dtype = torch.float32
     ) -> None:
         """Start the lanes that repeat the bits of ``adam``; to be called before stock's part."""
         self._settings = settings
-        self._is_closed = False
         self._grad_scale = 1.0
-        self._change = contextlib.ExitStack()
         self._steppers = Steppers.open(adam, master_dtype)
         self._lanes = self._steppers.lanes
         self._lanes.has_own_pages = settings.checkpoint == "background"
         self.background = Background(self._lanes)
 
-    @contextlib.contextmanager
-    def _closing_on_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(UpdateError):  # it says less than what happened first
-                self._close()
-            raise
+    def _close_after_failure(self) -> None:
+        """Close what there is of an optimizer that could not be made."""
+        with contextlib.suppress(UpdateError):  # it says less than what happened first
+            self._close()
 
     def _make_update(
         self, schedule: Schedule, homes: StateHomes, gradients: Gradients
@@ -412,9 +413,43 @@ class InterleavedOptimizer:
             update.executor.before_overwrite = self.checkpoints.release
         return update
 
-    def _begin_change(self) -> None:
-        """Note that what is cut short from here on, until the step is over, leaves wrong state."""
-        self._change.enter_context(self.background.changing("engine.step()"))
+    def stepping(self, engine: Any) -> contextlib.AbstractContextManager[None]:
+        """Make a step of ``engine`` fail for good that is cut short after its update has begun.
+
+        The update, the engine's counters and the learning rate go together.
+        """
+        update, steps, micro_steps = self._update, engine.global_steps, engine.micro_steps
+        before = update.num_updates, update.is_begun
+
+        def is_half_done() -> bool:
+            # Of what comes after the counters nothing depends but the next window's end.
+            is_counted = engine.global_steps > steps and (
+                engine.micro_steps > micro_steps or engine.gradient_accumulation_steps() == 1
+            )
+            return (update.num_updates, update.is_begun) != before and not is_counted
+
+        return self.background.changing("engine.step()", is_half_done)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Return whether a step, or a backward of whoever's, was cut short in this window.
+
+        DeepSpeed's own optimizer collects and counts on then, and after a load too.
+        """
+        return self.background.has_failed or self._backward_active_depth > 0
+
+    def _forget_window(self) -> None:
+        """Let the next backward be the first of a window, as it is after a step."""
+        self.reset_cpu_buffers()
+        while self._backward_active_depth > 0:
+            self.exit_backward()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load a checkpoint; state of which a part alone was replaced is not to be trusted."""
+        self.is_being_loaded = False
+        with self.background.changing("loading a checkpoint", lambda: self.is_being_loaded):
+            yield
 
     def _settle(self) -> None:
         """Wait for the update, after which whoever asked may write state."""
@@ -463,10 +498,14 @@ class InterleavedOptimizer:
             self.__dict__.pop("_update", None)
 
     def _close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self.background.close()
-            self._lanes.close()
+        """End the threads. What was cut short goes on when it is called again."""
+        if self._is_closed:
+            return
+        with contextlib.ExitStack() as parts:
+            for name in ("_lanes", "background"):  # closed the other way round
+                if (part := self.__dict__.get(name)) is not None:
+                    parts.callback(part.close)
+        self._is_closed = True
 
 
 def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:

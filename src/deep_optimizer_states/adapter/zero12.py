@@ -24,7 +24,10 @@ from typing import Any, Protocol, SupportsIndex
 import torch
 from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.runtime.zero.stage_1_and_2 import (
+    INITIAL_MICRO_STEP_ID,
+    DeepSpeedZeroOptimizer,
+)
 from torch import Tensor
 from typing_extensions import override
 
@@ -65,6 +68,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     parallel_partitioned_bit16_groups: list[list[Tensor]]
     params_in_partition: list[list[Tensor]]
     partition_size: list[int]
+    params_already_reduced: list[bool]
     gradient_accumulation_steps: int
 
     def __init__(
@@ -79,7 +83,6 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         refuse_native_pins(offload)
         # Gradients lie in host memory, and nothing waits for single tiles.
         none = {"keep_grads_on_device": False, "just_in_time_forward": False}
-        self._open(init_optimizer, settings.model_copy(update=none))
         self._subgroup_numel = subgroup_numel
         self._hidden = contextlib.ExitStack()
         self._is_made = False
@@ -87,8 +90,12 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self._locks_pages = bool(offload.pin_memory)
         # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
         kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
-        with self._closing_on_failure():
+        try:
+            self._open(init_optimizer, settings.model_copy(update=none))
             super().__init__(init_optimizer, *args, **kwargs)
+        except BaseException:
+            self._close_after_failure()
+            raise
 
     # Making: stock's constructor calls these.
 
@@ -195,9 +202,20 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self, state_dict_list: Any, load_optimizer_states: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Load a checkpoint, stock's or a universal one; loaded moments return to their home."""
+        if self.is_cut_short:
+            self._forget_window()
         with self._update.loading(is_whole=bool(load_optimizer_states)):
             super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
         self._relink_moments()
+
+    def _forget_window(self) -> None:
+        self.micro_step_id = INITIAL_MICRO_STEP_ID
+        for bucket in self.ipg_buckets.values():
+            bucket.clear()
+        self._release_ipg_buffers()
+        self.params_already_reduced = [False] * len(self.params_already_reduced)
+        self.zero_grad()
+        super()._forget_window()
 
     def _link_all_hp_params(self) -> None:
         super()._link_all_hp_params()
@@ -226,12 +244,14 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
         """Let stock copy a reduced gradient to host memory; releases differ in arguments."""
         is_final = self.is_gradient_accumulation_boundary()
-        with self._gradients.writing(self.get_param_id(param) if is_final else None):
+        written = self.get_param_id(param) if is_final else None
+        with self.background.changing("backward"), self._gradients.writing(written):
             super().copy_grads_in_partition(param, *args)
 
     def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
         """Let stock copy a gradient where the caller has ended the window."""
-        with self._gradients.writing(self.get_param_id(param)):
+        written = self.get_param_id(param)
+        with self.background.changing("backward"), self._gradients.writing(written):
             super().async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)
 
     # The update: stock's step, whose loop over groups comes to the methods below.
@@ -245,7 +265,6 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self.background.wait()
         with (
             self.background.under_way("engine.step()"),
-            contextlib.ExitStack() as self._change,
             contextlib.ExitStack() as self._hidden,
         ):
             super().step(closure)
@@ -263,7 +282,6 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         if group_no > 0:
             return
         stand_in_for_step(self.optimizer)
-        self._begin_change()
         self._update.launch(None, self._grad_scale)
         self._lazy_init_hp_params_optimizer_state()
         self._hidden.enter_context(self._nothing_to_copy())
@@ -276,10 +294,10 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         16-bit weights. All three are empty meanwhile.
         """
         weights = self.parallel_partitioned_bit16_groups
-        self._done = [master.new_empty(0) for master in self._masters]
+        done = [master.new_empty(0) for master in self._masters]
         nothing = [[part.new_empty(0) for part in parts] for parts in weights]
-        self.parallel_partitioned_bit16_groups = nothing
         try:
+            self._done, self.parallel_partitioned_bit16_groups = done, nothing
             yield
         finally:
             self._done, self.parallel_partitioned_bit16_groups = None, weights

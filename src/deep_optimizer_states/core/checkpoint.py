@@ -25,6 +25,7 @@ import collections
 import contextlib
 import enum
 import errno
+import functools
 import itertools
 import os
 import pickle
@@ -39,6 +40,7 @@ from torch import Tensor
 from torch.serialization import skip_data
 from torch.utils import serialization
 
+from deep_optimizer_states.core.threads import run_guarded
 from deep_optimizer_states.errors import CheckpointError
 
 UNFINISHED = ".unfinished-checkpoint"
@@ -182,16 +184,24 @@ class BackgroundSave:
         """Fill the files on a thread of its own, and sync them.
 
         Args:
-            end: Called there afterwards, whatever became of it; it must not raise.
+            end: Called there afterwards, whatever became of it; again if it raised.
             beat: Called there now and then, to show that the save goes on.
         """
         ranks = {tile: place for place, tile in enumerate(self._order)}
         last = len(ranks)
         by_urgency = sorted(self._of_tile, key=lambda tile: ranks.get(tile, last))
         self._pending.extend(chunk for tile in by_urgency for chunk in self._of_tile[tile])
+
+        def tell(failure: BaseException | None) -> None:
+            if failure is not None:
+                self.fail(failure)
+            end()
+
         # Python waits for this thread before it ends: the last checkpoint is the one that counts.
         self._thread = threading.Thread(
-            target=self._run, args=(end, beat), name="deep_optimizer_states/checkpoint"
+            target=run_guarded,
+            args=(functools.partial(self._run, beat), tell),
+            name="deep_optimizer_states/checkpoint",
         )
         self._thread.start()
 
@@ -210,7 +220,7 @@ class BackgroundSave:
     def wait(self) -> None:
         """Block until the save's thread has ended, well or not."""
         if self._thread is not None and self._thread.ident is not None:
-            # Without a limit: only this rank's disk has none; for other ranks, see `Ranks`.
+            # No deadline: a write has none; for other ranks, see `Ranks`.
             self._thread.join()
 
     def remove_files(self) -> None:
@@ -279,17 +289,13 @@ class BackgroundSave:
         with self._lock:
             self._held_bytes -= size
 
-    def _run(self, end: Callable[[], None], beat: Callable[[], None]) -> None:
-        try:
-            with contextlib.suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            self._fill(beat)
-            self._sync(beat)
-            self._close_files()
-            self.advance(Stage.FILLED)
-        except BaseException as error:  # noqa: BLE001 - `end` tells who waits for this thread
-            self.fail(error)
-        end()
+    def _run(self, beat: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._fill(beat)
+        self._sync(beat)
+        self._close_files()
+        self.advance(Stage.FILLED)
 
     def _fill(self, beat: Callable[[], None]) -> None:
         # Copies first, since they hold memory. Each stays among the pending as well, so that

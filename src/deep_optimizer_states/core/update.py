@@ -22,14 +22,13 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NoReturn
 
-from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Latch, Wait
+from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
+from deep_optimizer_states.core.threads import LOOK_S, Latch, run_guarded
 from deep_optimizer_states.errors import UpdateError
 
-POLL_S = 0.2
-"""Seconds between two looks of a thread that waits for tiles whether the process is ending."""
 After = tuple[Event, Event]
 """Events that the steps of tiles wait for, as ``Executor.caller_events`` gives them."""
 
@@ -118,9 +117,10 @@ class Handover:
 
     def _collect(self, wait: bool) -> None:
         """Take what was put into the queue, at least one thing if told to wait for it."""
+        # No deadline: step() may come as late as the user likes. Who ends the engine gives this up.
         while True:
             try:
-                item = self._queue.get(wait, POLL_S)
+                item = self._queue.get(wait, LOOK_S)
             except queue.Empty:
                 if not wait:
                     return
@@ -140,11 +140,16 @@ def _is_process_ending() -> bool:
 
 
 class Update:
-    """One step's update, perhaps still in flight."""
+    """One step's update, perhaps still in flight.
+
+    Attributes:
+        may_go_on: Whether a thread is there that runs it.
+    """
 
     def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
         self.handover = handover
-        self._issued = [Latch() for _ in range(num_tiles)]
+        self.may_go_on: Callable[[], bool] = lambda: True
+        self._issued = [Latch(lambda: self.may_go_on()) for _ in range(num_tiles)]
         self._events: list[Event | None] = [None] * num_tiles
         self._failure: BaseException | None = None
 
@@ -179,6 +184,8 @@ class Update:
             return
         for tile in tiles:
             if not self._issued[tile].wait(WAIT_TIMEOUT_S):
+                if not self.may_go_on():
+                    raise UpdateError(f"the update has ended before it reached tile {tile}")
                 raise UpdateError(
                     f"waited {WAIT_TIMEOUT_S:g} s for the update to reach tile {tile}"
                 )
@@ -187,6 +194,50 @@ class Update:
             event = self._events[tile]
             if event is not None:
                 event.synchronize()
+
+
+class _Run:
+    """An update on its thread, until it has ended."""
+
+    def __init__(
+        self, update: Update, run: Callable[[], None], note: Callable[[BaseException | None], None]
+    ) -> None:
+        self.ended = Latch(self._may_end)
+        self._update = update
+        self._work = run
+        self._note = note
+        # Taken by the thread when it begins, or by who could not give it the work.
+        self._claim = threading.Lock()
+        self._future: Future[None] | None = None
+        update.may_go_on = self._may_end
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        try:
+            self._future = pool.submit(run_guarded, self._work_if_wanted, self._end)
+        except BaseException as error:
+            if self._claim.acquire(blocking=False):
+                self._end(error)
+            raise
+
+    def wait(self) -> None:
+        if self.ended.wait(WAIT_TIMEOUT_S):
+            return
+        if self._may_end():
+            raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
+        assert self._future is not None, "it has ended"
+        self._end(self._future.exception() or UpdateError("its thread has ended without a word"))
+
+    def _may_end(self) -> bool:
+        return self._future is None or not self._future.done()
+
+    def _work_if_wanted(self) -> None:
+        if self._claim.acquire(blocking=False):
+            self._work()
+
+    def _end(self, failure: BaseException | None) -> None:
+        self._note(failure)
+        self._update.end(failure)
+        self.ended.set()
 
 
 class Background:
@@ -204,7 +255,7 @@ class Background:
         self._pool = ThreadPoolExecutor(
             1, "deep_optimizer_states/update", initializer=device.enter_thread
         )
-        self._ended: Latch | None = None
+        self._run: _Run | None = None
         self._failure: BaseException | None = None
         self._under_way = ""
         self.update: Update | None = None
@@ -213,7 +264,7 @@ class Background:
     @property
     def is_running(self) -> bool:
         """Return whether an update is in flight."""
-        return self._ended is not None and not self._ended.is_set
+        return self._run is not None and not self._run.ended.is_set
 
     @property
     def is_under_way(self) -> bool:
@@ -227,7 +278,12 @@ class Background:
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Run ``work`` on the thread, before any update."""
-        self._pool.submit(work).result(WAIT_TIMEOUT_S)
+        try:
+            self._pool.submit(work).result(WAIT_TIMEOUT_S)
+        except TimeoutError:
+            raise UpdateError(
+                f"waited {WAIT_TIMEOUT_S:g} s for the thread of updates to begin"
+            ) from None
 
     @contextlib.contextmanager
     def under_way(self, what: str) -> Iterator[None]:
@@ -239,15 +295,19 @@ class Background:
             self._under_way = ""
 
     @contextlib.contextmanager
-    def changing(self, what: str) -> Iterator[None]:
-        """Do something that leaves wrong state behind when it is cut short; ``what`` names it."""
+    def changing(self, what: str, has_changed: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Do something that leaves wrong state behind when it is cut short.
+
+        Args:
+            what: Its name in errors.
+            has_changed: Whether something is wrong by now, asked where it was cut short.
+        """
         try:
             yield
-        except UpdateError as error:
-            self._failure = self._failure or error
-            raise
         except BaseException as error:
-            self._failure = self._failure or UpdateError(f"{what} was cut short by {error!r}")
+            if has_changed():
+                is_named = isinstance(error, UpdateError)
+                self._note(error if is_named else UpdateError(f"{what} was cut short by {error!r}"))
             raise
 
     def refuse_to_save(self) -> None:
@@ -278,20 +338,12 @@ class Background:
 
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
-        assert self._ended is None, "an update is in flight"
-        self.update, self._ended = update, (ended := Latch())
+        assert self._run is None, "an update is in flight"
+        self.update, self._run = update, _Run(update, run, self._note)
+        self._run.start(self._pool)
 
-        def run_to_the_end() -> None:
-            failure: BaseException | None = None
-            try:
-                run()
-            except BaseException as error:  # noqa: BLE001 - every wait raises it
-                failure = error
-            self._failure = self._failure or failure
-            update.end(failure)
-            ended.set()
-
-        self._pool.submit(run_to_the_end)
+    def _note(self, failure: BaseException | None) -> None:
+        self._failure = self._failure or failure
 
     def wait(self) -> None:
         """Block until all state is where it lives.
@@ -331,13 +383,11 @@ class Background:
         """
         if self.update is not None:
             self.update.give_up(UpdateError("given up between backward and engine.step()"))
-        ended = self._ended
-        if ended is None:
+        if self._run is None:
             return
-        if not ended.wait(WAIT_TIMEOUT_S):
-            raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
+        self._run.wait()
         # Only now: whoever was interrupted above has not made the update end.
-        self._ended = None
+        self._run = None
 
     def check(self) -> None:
         """Raise the failure that is known, unless it is overlooked, without waiting."""
@@ -350,11 +400,12 @@ class Background:
 
     def forget_failure(self) -> None:
         """Go on: the state has been loaded anew, and no update is in flight."""
-        assert self._ended is None, "an update is in flight"
+        assert self._run is None, "an update is in flight"
         self._failure = None
 
     def close(self) -> None:
         """End the thread once what it runs has ended; a failure of that is dropped."""
         if self.update is not None:
             self.update.give_up(UpdateError("the engine is destroyed"))
+        # No deadline: whatever the thread waits for has one.
         self._pool.shutdown(wait=True)

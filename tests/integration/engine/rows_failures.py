@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import signal
 import sys
 import threading
@@ -263,6 +264,43 @@ def loading_cut_short(folder, case):
         assert found == at_home
         see_as_stock(trial, engine, case, folder, "good", skip=2)
         trial.end(engine)
+
+
+def raise_in_backward(engine, loss):
+    """Backward fails in the middle, in a hook of the user's."""
+
+    def fail(_gradient):
+        raise ZeroDivisionError("the user's own")
+
+    def hook(_module, _inputs, output):
+        output.register_hook(fail)
+
+    handle = engine.module.layers[2].register_forward_hook(hook)
+    said = answer(lambda: engine.backward(loss()))
+    handle.remove()
+    assert said == "ZeroDivisionError: the user's own"
+
+
+for stage, micro_batches in itertools.product((1, 2, 3), (0, 1)):
+
+    @ROWS.check(
+        f"the user's own error in backward at stage {stage}, after {micro_batches} micro-batches",
+        stage=stage,
+        micro_batches=micro_batches,
+    )
+    def fail_in_backward(folder, stage, micro_batches):
+        """A load makes it good, as a new engine would, in which DeepSpeed's own is no reference."""
+        case = STAGE_3.changed(zero={"stage": stage})
+        with Trial(STRIDE) as trial:
+            engine = trial.open(case)
+            trial.train(engine, 2)
+            engine.save_checkpoint(folder, "two")
+            for _ in range(micro_batches):
+                trial.micro_step(engine, ends_window=False)
+            raise_in_backward(engine, lambda: trial.loss(engine))
+            assert engine.load_checkpoint(folder, "two")[0] is not None
+            see_as_stock(trial, engine, case, folder, "two", skip=2, steps=2)
+            trial.end(engine)
 
 
 # Checkpoints that a signal handler saves.

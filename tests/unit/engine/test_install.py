@@ -195,7 +195,7 @@ def configure(optimizer, settings, original, stage=3, **config):
         module=None,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
-        tput_timer=None,
+        tput_timer=SimpleNamespace(config=SimpleNamespace(model_fields_set={"synchronized"})),
     )
     return _configure_zero_optimizer(original, engine, optimizer)
 

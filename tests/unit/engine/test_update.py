@@ -5,7 +5,8 @@ from threading import Event
 import pytest
 from engine_updates import start_thread
 
-from deep_optimizer_states.core.device.base import Latch, Wait
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.threads import Latch
 from deep_optimizer_states.core.update import Background, Update
 from deep_optimizer_states.errors import UpdateError
 

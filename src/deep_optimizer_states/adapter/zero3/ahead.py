@@ -285,10 +285,9 @@ class WorkInBackward:
             return
         if self._background.is_running and not self._update.is_begun:
             return  # the last update still flushes
-        with self._background.changing("backward"):
-            if self._settings.step_before_norm:
-                self._hand_over()
-            self._send_ahead()
+        if self._settings.step_before_norm:
+            self._hand_over()
+        self._send_ahead()
 
     def _hand_over(self) -> None:
         tiles = []

@@ -60,12 +60,12 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     ) -> None:
         refuse_unmanaged(settings, is_managed)
         refuse_native_pins(kwargs["offload_optimizer_config"])
-        self._open(init_optimizer, settings, _master_dtype(kwargs))
         self._is_managed = is_managed
         self._may_keep_grads = settings.keep_grads_on_device
         self._probes: list[Tensor] | None = None
         self._work_in_backward: WorkInBackward | None = None
-        with self._closing_on_failure():
+        try:
+            self._open(init_optimizer, settings, _master_dtype(kwargs))
             super().__init__(module, init_optimizer, *args, **kwargs)
             refuse_autocast(self)
             self._update = self._make_update(self._schedule, self._homes, self._gradients)
@@ -73,6 +73,9 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self.background.prepare(self._lanes.near.bind_this_thread)
             self._update.announce(3, self._why_policy)
             self._gate.put_up()
+        except BaseException:
+            self._close_after_failure()
+            raise
 
     def _make_work_in_backward(self) -> WorkInBackward | None:
         if not self._settings.works_in_backward:
@@ -161,6 +164,8 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         """Return stock's, of finished state."""
         self.background.refuse_to_save()
         self.background.wait()
+        # Stock appends to them, and takes it back at the end, which a save cut short has not seen.
+        self._clear_fp32_optimizer_param_groups()
         found = dict(super().state_dict())
         return self._homes.without_fresh_moments(found)
 
@@ -179,6 +184,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         self, state_dict: dict[str, Any], load_optimizer_states: bool = True
     ) -> None:
         with self._loading(is_whole=load_optimizer_states):
+            self._clear_fp32_optimizer_param_groups()  # as before a save
             super()._rigid_load_state_dict(state_dict, load_optimizer_states)
 
     def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
@@ -191,21 +197,16 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self.background.refuse_while_open()
         if self._work_in_backward is not None:
             self._work_in_backward.forget()
-        if self.background.has_failed or self._update.is_begun:
+        if self.is_cut_short or self._update.is_begun:
             self._forget_window()
         return self._update.loading(is_whole)
 
     def _forget_window(self) -> None:
-        """Let the next backward be the first of a window, as it is after a step.
-
-        Stock counts and collects on where a window ended in the middle of a backward.
-        """
         self._pre_step()
         self._partition_all_parameters()
-        self.reset_cpu_buffers()
         for param in itertools.chain.from_iterable(self.fp16_groups):
             param.grad = None
-        self.exit_backward()
+        super()._forget_window()
 
     # Gradients: from stock's backward to its norms and its scan for an overflow.
 
@@ -215,15 +216,17 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
 
     def reduce_ready_partitions_and_remove_grads(self, param: Any) -> None:
         """Reduce as stock does, then see what may begin: ``ahead``, [Note: one stream]."""
-        super().reduce_ready_partitions_and_remove_grads(param)
-        if self._work_in_backward is not None:
-            self._work_in_backward.after_hook()
+        with self.background.changing("backward"):
+            super().reduce_ready_partitions_and_remove_grads(param)
+            if self._work_in_backward is not None:
+                self._work_in_backward.after_hook()
 
     def independent_gradient_partition_epilogue(self) -> None:
         """Reduce what is left in the buckets, as stock does."""
-        super().independent_gradient_partition_epilogue()
-        if self._work_in_backward is not None:
-            self._work_in_backward.after_hook()
+        with self.background.changing("backward"):
+            super().independent_gradient_partition_epilogue()
+            if self._work_in_backward is not None:
+                self._work_in_backward.after_hook()
 
     def clear_backward_seen_flag(self) -> None:
         """Begin a forward."""
@@ -300,7 +303,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         if self._may_keep_grads and self._update.has_shown_needs:
             self._may_keep_grads = False  # once: from then on host memory is not kept up to date
             self._gradients.use_spare_memory()
-        with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
+        with self.background.under_way("engine.step()"):
             super().step(closure)
             if self._work_in_backward is not None:
                 self._work_in_backward.check_step(is_skipped=self.overflow)
@@ -325,7 +328,6 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     def _optimizer_step(self, sub_group_id: int) -> None:
         if sub_group_id == 0:
             stand_in_for_step(self.optimizer)
-            self._begin_change()
             is_waited_for_later = self._settings.just_in_time_forward and self._gate.is_up
             order = self._gate.next_order() if is_waited_for_later else None
             self._update.launch(order, self._grad_scale)

@@ -11,7 +11,6 @@ import abc
 import collections
 import enum
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -243,33 +242,3 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End threads and unlock host memory. The device is not usable afterwards."""
-
-
-class Latch:
-    """Set once, by one thread; any others may wait for it.
-
-    ``threading.Event`` holds a lock for a moment while somebody begins or ends to wait. A signal
-    handler that runs in that moment and waits for the same event, say because it saves a
-    checkpoint, would keep the lock from whoever is to set it, for ever. Here each wait has a lock
-    of its own.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._waiting: list[threading.Lock] = []
-
-    def set(self) -> None:
-        """Let everybody through."""
-        self.is_set = True
-        while self._waiting:
-            self._waiting.pop().release()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Block until it is set, at most so long; returns whether it is."""
-        if self.is_set:
-            return True
-        own = threading.Lock()
-        own.acquire()
-        self._waiting.append(own)
-        # Looked at again: it may have been set before the lock was there to be released.
-        return self.is_set or own.acquire(timeout=timeout_s)

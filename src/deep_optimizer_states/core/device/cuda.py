@@ -223,6 +223,7 @@ class CudaDevice(Device):
             self.synchronize()  # bounded, and it names the lane
             self.record_caller().synchronize()
             with _naming("the device"):
+                # No deadline: what is on the streams that we know has ended by now, in time.
                 torch.cuda.synchronize(self._device)
         except (_TimedOutError, KeyboardInterrupt):
             # CUDA would wait for the copy before it unlocks, without a bound.

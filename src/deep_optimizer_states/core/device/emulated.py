@@ -26,13 +26,13 @@ from deep_optimizer_states.core.device.base import (
     WAIT_TIMEOUT_S,
     Device,
     Event,
-    Latch,
     Reached,
     Stamp,
     Wait,
 )
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.threads import Latch, run_guarded
 from deep_optimizer_states.errors import UpdateError
 
 WAIT = "wait: "
@@ -61,10 +61,11 @@ class Faults:
 class _ThreadEvent:
     """Set by a lane's thread when it reaches the point; carries the failure before it, if any."""
 
-    def __init__(self, lane: str, after: str, timeout_s: float) -> None:
-        self._where = f"lane {lane} ({after})"
+    def __init__(self, lane: _ThreadLane, after: str, timeout_s: float) -> None:
+        self._lane = lane
+        self._where = f"lane {lane.name} ({after})"
         self._timeout_s = timeout_s
-        self._reached = Latch()
+        self._reached = Latch(lane.is_alive)
         self._failure: UpdateError | None = None
 
     def reach(self, failure: UpdateError | None) -> None:
@@ -76,6 +77,8 @@ class _ThreadEvent:
 
     def synchronize(self) -> None:
         if not self._reached.wait(self._timeout_s):
+            if not self._lane.is_alive():
+                raise UpdateError(f"the thread of {self._where} has ended before its work")
             raise UpdateError(f"waited {self._timeout_s:g} s for {self._where}")
         if self._failure is not None:
             raise self._failure
@@ -116,11 +119,26 @@ class _ThreadLane:
         self._failure: UpdateError | None = None
         self._last = "nothing yet"
         self._is_closed = False
-        self._thread = threading.Thread(
-            target=self._run, name=f"deep_optimizer_states/{name}", daemon=True
-        )
-        self._thread.start()
         _LANES.add(self)
+        self._start()
+
+    def _start(self) -> None:
+        self._item: tuple[str, Callable[[], None]] = ("nothing yet", lambda: None)
+        self._thread = threading.Thread(
+            target=run_guarded,
+            args=(self._run, self._go_on_after),
+            name=f"deep_optimizer_states/{self.name}",
+            daemon=True,
+        )
+        try:
+            self._thread.start()
+        except BaseException:
+            self._queue.put(None)  # it may run already
+            raise
+
+    def is_alive(self) -> bool:
+        """Return whether there is a thread that works the queue off."""
+        return self._thread.is_alive()
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         self._require_open(what)
@@ -133,7 +151,7 @@ class _ThreadLane:
 
     def record(self) -> Event:
         self._require_open("an event")
-        event = _ThreadEvent(self.name, self._last, self._faults.timeout_s)
+        event = _ThreadEvent(self, self._last, self._faults.timeout_s)
         self._queue.put(("", lambda: event.reach(self._failure)))
         return event
 
@@ -147,6 +165,10 @@ class _ThreadLane:
         def forget() -> None:
             self._failure = None
 
+        if not self.is_alive():
+            # What it has left undone must not land in state that is loaded afterwards.
+            self._failure = UpdateError(f"the thread of lane {self.name} has ended")
+            self._start()
         self._queue.put(("", forget))
 
     def close(self) -> None:
@@ -163,21 +185,37 @@ class _ThreadLane:
             raise UpdateError(f"lane {self.name} was closed before {what}; the engine is destroyed")
 
     def _run(self) -> None:
+        # No deadline: work may come as long as the lane is open. The process does not wait for it.
         while (item := self._queue.get()) is not None:
+            self._item = item
             what, work = item
             if not what:
                 work()
             elif self._failure is None:
                 self._attempt(what, work)
 
+    def _go_on_after(self, failure: BaseException | None) -> None:
+        """Fail, and let through whoever waits for an event, when the bookkeeping itself failed."""
+        if failure is None:
+            return
+        what, work = self._item
+        self._fail(what or "its bookkeeping", failure)
+        if not what:
+            work()
+        self._run()
+
     def _attempt(self, what: str, work: Callable[[], None]) -> None:
         if self._faults.jitter_s:
             time.sleep(self._random.uniform(0.0, self._faults.jitter_s))
         try:
             work()
-        except UpdateError as error:  # of a lane that this one waited for
+        except BaseException as error:  # noqa: BLE001 - re-raised in the caller by synchronize()
+            self._fail(what, error)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        if isinstance(error, UpdateError):  # of a lane that this one waited for
             self._failure = error
-        except Exception as error:  # noqa: BLE001 - re-raised in the caller by synchronize()
+        else:
             self._failure = UpdateError(f"lane {self.name}, {what}: {error!r}")
             self._failure.__cause__ = error
 
@@ -193,8 +231,13 @@ class EmulatedDevice(Device):
     def __init__(self, adam: HostAdam, faults: Faults | None = None) -> None:
         self._adam = adam
         self._faults = faults or Faults()
-        names = ("H2D", "GPU", "D2H", "weights", "grads")
-        self._lanes = [_ThreadLane(name, self._faults) for name in names]
+        self._lanes: list[_ThreadLane] = []
+        try:
+            for name in ("H2D", "GPU", "D2H", "weights", "grads"):
+                self._lanes.append(_ThreadLane(name, self._faults))
+        except BaseException:
+            self.close()  # nobody else has them
+            raise
         self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
 
     @override

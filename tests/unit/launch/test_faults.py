@@ -1,0 +1,69 @@
+"""A call that fails anywhere in a sweep: the next one goes on, and keeps nothing wrong."""
+
+import json
+import shutil
+
+import pytest
+from faults import MARK, Watch, draw, points_of
+
+from configs.files import ROOT
+from configs.sweep import make_sweep
+from launch.process.turn import LOCK_VARIABLE
+from launch.sweep_runner import Request, run_all
+
+ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "vanilla"}]}
+ERRORS = ("MemoryError", "OSError", "RuntimeError", "KeyboardInterrupt")
+
+
+@pytest.fixture
+def play(plan, fake_trainer, tmp_path, monkeypatch):
+    """``play(POINT)`` -> the watch, and the progress or the error of one call of the sweep."""
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    trainer = fake_trainer("ok")
+
+    def run(point=None):
+        kind = lambda name: "main" if name == "MainThread" else "beside"  # noqa: E731
+        the_plan = plan(trainer, make_sweep(ONE))
+        with Watch(ROOT / "launch", kind, point) as watch:
+            try:
+                told = run_all(the_plan, Request())
+            except BaseException as error:  # noqa: BLE001 - whatever comes of it
+                told = error
+        return watch, told, the_plan.folder
+
+    return run
+
+
+@pytest.mark.own_process  # files that nobody has closed are no matter of the next test
+@pytest.mark.parametrize("number", [8, pytest.param(400, marks=pytest.mark.exhaustive)])
+def test_a_sweep_that_was_cut_short_goes_on(play, number, capfd):
+    watch, told, folder = play()
+    assert told.ok == 1, told
+    points = points_of(watch.counts, ERRORS)
+    wrong = []
+    for point in draw(points, number):
+        shutil.rmtree(folder, ignore_errors=True)
+        watch, told, folder = play(point)
+        if not watch.is_fired:
+            continue
+        output = "".join(capfd.readouterr()) + "".join(
+            path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".log")
+        )
+        is_told = isinstance(told, BaseException) or MARK in output
+        _, again, folder = play()
+        if isinstance(again, BaseException):
+            wrong.append((str(point), "stuck", repr(again)))
+            continue
+        index = json.loads((folder / "sweep.json").read_text())
+        if [run["status"] for run in index["runs"]] != ["ok"]:
+            wrong.append((str(point), "not ok", index["runs"]))
+        for path in folder.glob("*/run-*/status.json"):
+            status = json.loads(path.read_text())
+            if status["status"] == "running":
+                wrong.append((str(point), "kept", status))
+        if not is_told:
+            wrong.append((str(point), "silent", output[-500:]))
+        left = [str(path) for path in folder.rglob(".*.*")]
+        if left:
+            wrong.append((str(point), "left", left))
+    assert wrong == []
