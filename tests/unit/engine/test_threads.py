@@ -1,0 +1,139 @@
+"""Threads that die, wherever they are: who waits for them hears of it."""
+
+import threading
+from unittest import mock
+
+import pytest
+
+from deep_optimizer_states.core.device import emulated
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults, _ThreadEvent
+from deep_optimizer_states.core.threads import Latch, run_guarded
+from deep_optimizer_states.core.update import Background, Update, _Run
+from deep_optimizer_states.errors import UpdateError
+
+ENDS = [MemoryError("no memory"), SystemExit("the thread ends")]
+
+
+def once(function, error):
+    """``function``, but that its first call raises."""
+    errors = [error]
+
+    def call(*args, **kwargs):
+        if errors:
+            raise errors.pop()
+        return function(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture
+def lane():
+    lane = emulated._ThreadLane("GPU", Faults(timeout_s=3600))
+    yield lane
+    lane.close()
+
+
+def test_what_ends_the_work_is_told_and_told_again_where_that_failed():
+    told = []
+    run_guarded(lambda: None, told.append)
+    error = SystemExit("over")
+    run_guarded(mock.Mock(side_effect=error), once(told.append, MemoryError()))
+    run_guarded(lambda: None, once(told.append, failed := MemoryError()))
+    assert told == [None, error, failed]
+
+
+def test_nobody_waits_for_what_cannot_come():
+    latch = Latch(lambda: False)
+    assert not latch.wait(3600)
+    latch.set()
+    assert latch.wait(3600)
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_a_lane_reaches_its_event_though_its_bookkeeping_fails(lane, error):
+    reach, errors = _ThreadEvent.reach, [error]
+
+    def fail_once(event, failure):
+        if errors:
+            raise errors.pop()
+        reach(event, failure)
+
+    done = []
+    with mock.patch.object(_ThreadEvent, "reach", fail_once):
+        event = lane.record()
+        lane.submit("a step", lambda: done.append("in spite of it"))
+        with pytest.raises(UpdateError, match="lane GPU, its bookkeeping"):
+            event.synchronize()
+        with pytest.raises(UpdateError, match="lane GPU"):
+            lane.record().synchronize()
+    assert done == []
+    lane.forget_failure()
+    lane.record().synchronize()
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_a_lane_whose_thread_has_ended_is_named_and_begins_anew_with_a_load(error, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with mock.patch.object(emulated, "run_guarded", mock.Mock(side_effect=error)):
+        lane = emulated._ThreadLane("GPU", Faults(timeout_s=3600))
+    done = []
+    lane.submit("a step", lambda: done.append("stale"))
+    with pytest.raises(UpdateError, match=r"the thread of lane GPU \(a step\) has ended"):
+        lane.record().synchronize()
+    lane.forget_failure()
+    lane.submit("a step", lambda: done.append("fresh"))
+    lane.record().synchronize()
+    assert done == ["fresh"]
+    lane.close()
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_device_that_cannot_be_made_leaves_no_thread(number):
+    before, made = set(threading.enumerate()), []
+
+    def make(*args):
+        made.append(args)
+        if len(made) > number:
+            raise MemoryError
+        return lane_class(*args)
+
+    lane_class = emulated._ThreadLane
+    with mock.patch.object(emulated, "_ThreadLane", make), pytest.raises(MemoryError):
+        EmulatedDevice(None)
+    assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("error", ENDS)
+@pytest.mark.parametrize("place", ["_end", "_work_if_wanted"])
+def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
+    background, update = Background(device), Update(1)
+    method, errors = getattr(_Run, place), [error]
+
+    def fail_once(*args):
+        if errors:
+            raise errors.pop()
+        method(*args)
+
+    with mock.patch.object(_Run, place, fail_once):
+        background.launch(update, lambda: None)
+        with pytest.raises(UpdateError, match=r"no memory|the thread ends"):
+            background.wait()
+    with pytest.raises(UpdateError):
+        update.wait([0], device, Wait.WEIGHTS_READY)
+    background.close()
+
+
+def test_an_update_that_no_thread_takes_has_ended(device):
+    background, update = Background(device), Update(1)
+    with (
+        mock.patch.object(background._pool, "submit", side_effect=RuntimeError("no thread")),
+        pytest.raises(RuntimeError, match="no thread"),
+    ):
+        background.launch(update, lambda: None)
+    with pytest.raises(UpdateError, match="no thread"):
+        background.wait()
+    background.forget_failure()
+    background.launch(Update(0), lambda: None)
+    background.wait()
+    background.close()
