@@ -104,6 +104,7 @@ class Ranks:
         self._store = PrefixStore(f"deep_optimizer_states/checkpoint/{save_id}", store)
         self._tell = tell
         self._last_beat_s = -BEAT_S
+        self._ready: dict[str, Any] | None = None
 
     def beat(self) -> None:
         """Give a sign of life, if the last one is old."""
@@ -113,11 +114,16 @@ class Ranks:
             self._ask("add", f"beat/{self.rank}", 1)
 
     def say_ready(self, save: BackgroundSave) -> None:
-        """Say that this rank's files are whole, or why they are not."""
-        problem = reason(save, self.rank)
-        files = [] if problem else [_file(path) for path in save.paths]
-        self._ask("set", f"ready/{self.rank}", json.dumps({"problem": problem, "files": files}))
-        if problem:  # it knows how this ends
+        """Say that this rank's files are whole, or why they are not; the same words every time."""
+        if self._ready is None:
+            files = list[dict[str, Any]]()
+            try:
+                files += [] if save.failure else [_file(path) for path in save.paths]
+            except BaseException as error:  # noqa: BLE001 - rank 0 waits to hear of it
+                save.fail(error)
+            self._ready = {"problem": reason(save, self.rank), "files": files}
+        self._ask("set", f"ready/{self.rank}", json.dumps(self._ready))
+        if self._ready["problem"]:  # it knows how this ends
             self._ask("set", f"read/{self.rank}", "yes")
 
     def wait_for_all(self) -> tuple[str, list[dict[str, Any]]]:
@@ -390,7 +396,12 @@ def commit(save: BackgroundSave, ranks: Ranks, record: Record | None) -> None:
         BaseException: It is not known here how the save ended; unless its stage is ``FAILED``, its
             files must stay.
     """
-    ranks.say_ready(save)
+    try:
+        _surely(ranks.say_ready, save)
+    except BaseException as error:
+        if record is None:
+            raise
+        save.fail(error)  # nothing is written down yet
     if record is not None:
         _decide(save, ranks, record)
         return
@@ -417,7 +428,18 @@ def _decide(save: BackgroundSave, ranks: Ranks, record: Record) -> None:
         problem = f"rank {ranks.rank}: {error!r}"
         raise
     finally:
-        ranks.say_ended(save.stage, problem)
+        _surely(ranks.say_ended, save.stage, problem)
+
+
+def _surely(say: Callable[..., None], *words: Any) -> None:
+    """Say it, and once more if that failed: the other ranks wait for it."""
+    try:
+        say(*words)
+    except CheckpointError:  # nobody hears
+        raise
+    except BaseException:
+        say(*words)
+        raise
 
 
 def _agree(save: BackgroundSave, ranks: Ranks, record: Record) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ def run_guarded(work: Callable[[], object], tell: Callable[[BaseException | None
     Args:
         work: What the thread is for.
         tell: Called with what the work raised, or None. It is called once more if it raises, and so
-            must bear to be.
+            must bear to be; what it raised ends the thread, as Python shows such an error.
     """
     failure: BaseException | None = None
     try:
@@ -31,8 +31,9 @@ def run_guarded(work: Callable[[], object], tell: Callable[[BaseException | None
         failure = error
     try:
         tell(failure)
-    except BaseException as error:  # noqa: BLE001 - the same
+    except BaseException as error:
         tell(failure or error)
+        raise
 
 
 class Latch:

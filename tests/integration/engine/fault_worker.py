@@ -23,6 +23,7 @@ from fault_user import NUM_STEPS, OTHER_AT, SCENARIOS, User, kind_of_thread, pla
 from faults import MARK, Watch, draw, fork_each, output_of, points_of
 from rows_background import unlike
 from seams import UNFINISHED
+from torch.distributed import distributed_c10d
 
 import deep_optimizer_states
 from deep_optimizer_states.core.commit import recover
@@ -38,9 +39,11 @@ def be_a_rank(folder, rank, num_ranks):
     """Join the other ranks by a file: children that run side by side would share a port."""
     engines.RANK, engines.NUM_RANKS = rank, num_ranks
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+    # Of DeepSpeed's own groups too: stock makes them without one.
+    patience = distributed_c10d.default_pg_timeout = datetime.timedelta(seconds=DEADLINE_S / 3)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=DEADLINE_S / 3),
+        timeout=patience,
     )  # fmt: skip
     engines.prepare()
 
