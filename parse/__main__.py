@@ -57,7 +57,11 @@ def _parse(args: argparse.Namespace) -> int:
         else:
             complain(f"parse: {path}: not a training log; left out")
     if not runs:
-        raise LogError(f"{', '.join(map(str, args.paths))}: no training log found")
+        raise LogError(
+            f"{', '.join(map(str, args.paths))}: no training log found that has the times of "
+            "iterations (DeepSpeed's, Megatron's, a trainer's JSON); of any other log, "
+            "`python -m parse diagnose` reads the losses"
+        )
     study = label_runs(runs)
     written = write_tables(runs, args.out, args.warmup)
     written.append(write_comparisons(compare_points(runs, args.warmup), study, args.out))

@@ -53,10 +53,8 @@ def diagnose(path: Path) -> Diagnosis:
         *conditions.illnesses(seen),
         *seen.failures.illnesses(seen.progress),
     ]
-    # An update that overflows has no norm.
-    hidden = {"norm-nan"} if any(one.name == "overflow-every-step" for one in found) else set()
-    found = [illness for illness in found if illness.name not in hidden]
     found.sort(key=lambda illness: (illness.kind.tier, illness.line))
+    found = _of_one_cause(found, seen)
     # Two conditions may find one illness; the line that shows it first counts.
     kept = list({illness.name: illness for illness in reversed(found)}.values())[::-1]
     steps, software = seen.num_steps, sorted(seen.software)
@@ -84,6 +82,21 @@ def main(argv: Sequence[str]) -> int:
     return 2 if complaints else int(any(one.illnesses for one in found))
 
 
+def _of_one_cause(found: list[Illness], seen: Observed) -> list[Illness]:
+    """Name once what is not finite, by what shows it first."""
+    lines = {one.name: one.line for one in reversed(found)}
+    # An update that overflows has no norm.
+    if (norm := lines.get("norm-nan")) and "overflow-every-step" not in lines:
+        # A step whose loss is lost may tell of its gradients before it prints the loss.
+        loss = lines.get("loss-nan")
+        is_first = not loss or any(norm <= one.line < loss for one in seen.losses)
+        kept = "norm-nan" if is_first else "loss-nan"
+    else:
+        kept = "loss-nan" if "loss-nan" in lines else "eval-loss-nan"
+    return [one for one in found if one.name == kept or one.name not in _NOT_FINITE]
+
+
+_NOT_FINITE = {"loss-nan", "norm-nan", "eval-loss-nan"}
 _ABOUT = """``python -m parse diagnose LOG...``: what ails runs, and what to do about it.
 
 Exit code 0: nothing found; 1: illnesses; 2: a log that cannot be read, or has nothing known in it.

@@ -23,7 +23,9 @@ _HOST, _DEVICE, _STOPPED, _AT_EXIT = (
     "host-memory", "device-memory", "stopped-from-outside", "abort-at-exit",
 )  # fmt: skip
 
-_TRACEBACK = re.compile(r"(\[\w*\d\]: ?)?\W{0,80}Traceback \(most recent call last\)")
+_TRACEBACK = re.compile(
+    r"(\[\w*\d\]: ?)?\W{0,80}(?:Exception Group )?Traceback \(most recent call last\)"
+)
 _HARMLESS = ("Exception ignored ", "Error in atexit._run_exitfuncs", "--- Logging error ---")
 _OF_THREAD = "Exception in thread "
 """What Python says before the traceback of an error that ends nothing, or a thread alone."""
@@ -31,7 +33,7 @@ _MESSAGE_LINES = 3
 """So many lines behind an error still belong to its message."""
 _FRAME = re.compile(r'File "([^"]+)", line \d+, in (\w+)|^\W*(\S+\.py):\d+ in (\w+)')
 _ERROR = re.compile(
-    r"^ ?((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Failure|Expired|Iteration)"
+    r"^(?: ?| +\| )((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Failure|Expired|Iteration)"
     r"|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s*(.*))?$"
 )
 _OF_LAUNCHER = re.compile(r"(?:ChildFailed|CalledProcess|ProcessRaised|ProcessExited)\w+$")

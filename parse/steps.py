@@ -21,20 +21,35 @@ _PAIRS = re.compile(
     r"""["'](loss|grad_norm|learning_rate|lr|step|current_steps)["']: ?["']?"""
     rf"""{_WRAPPER}({_NUMBER})["']?(?=[,}})\s]|$)"""
 )
-_BAR = re.compile(
-    r"(?:Epoch (\d+)[:/].*?)?(?<!\d)(\d+)/(\d+) (?:\[[\d:]+<|[\d-]+:[\d-]+:[\d-]+ \S )"
-)
-"""Drawn by tqdm or by rich."""
-_LIGHTNING = re.compile(rf"[ ,\[](?:train[_/])?loss(?:_step)?[=:] ?({_NUMBER})(?=[,\]\s]|$)")
-_PLAIN = re.compile(
-    r"\b(?:global_step|step|iter|iteration|batch)\b[\s:=#\[]{0,4}(\d{1,12})\b.{0,80}?"
-    rf"\b(?:train[_ ]|lm |total_)?loss\b\s*[:=]?\s*{_WRAPPER}({_NUMBER})",
+_LABELLED = re.compile(
+    rf"(?<![\w/])[\w/]{{0,60}}?(?<![^\W_])(?P<label>loss)"
+    r"(?:[_/](?:step|mean|avg|train|total))*(?: train)?"
+    rf"(?: {{0,8}}[:=] {{0,8}}| {{1,8}}(?=[-+]?(?:\d+\.\d|nan|inf))){_WRAPPER}(?P<loss>{_NUMBER})"
+    r"(?=[^\w.]|$)",
     re.IGNORECASE,
 )
+"""A loss by its name; what comes behind it tells means of a step from those of an epoch."""
+_COUNTED = re.compile(
+    r"(?<![a-z])(?<!max_)(?<!total_)(?:global_step|num_updates|step|iter(?:ation)?|batch)s?"
+    r"(?:\(train\))?[\s:=#\[]{0,4}(\d{1,12})\b(?!%)",
+    re.IGNORECASE,
+)
+_OF_ALL = re.compile(
+    r"(?<![\d/.:-])(\d{1,12}) ?/ ?\d{1,12}(?![\d/.])(?! \d\d:\d\d:\d\d[ ,.](?!•))|\[\d+, +(\d+)\]"
+)
+"""A place in a progress bar, and ``[epoch, batch]``; no date."""
+_EPOCH = re.compile(r"(?<![a-z])epoch[\s:=#\[]{0,4}(\d{1,6})\b(?:/\d+)?", re.IGNORECASE)
 _NORM = re.compile(
     rf"\b(?:grad(?:ient)?[_ ]?norm|gnorm)\s*[:=]?\s*{_WRAPPER}({_NUMBER})", re.IGNORECASE
 )
-_NOT_TRAINING = re.compile(r"\b(?:val|eval|valid|validation|test)[\w ]*loss", re.IGNORECASE)
+_NOT_TRAINING = re.compile(
+    r"(?<![^\W_])(?<![/.])(?:val|valid|validat\w+|eval\w*|test|testing|sanity)(?![^\W_])"
+    r"(?!\.|/(?!\w*loss))",
+    re.IGNORECASE,
+)
+"""Before a loss: it is of an evaluation. Folders and files may be called so as well."""
+_OF_POLICY = re.compile(r"(?:^|[\W_])(?:actor|policy|pg|critic|value)[ _/]loss$", re.IGNORECASE)
+"""A loss that is near 0 by its making, and says nothing unless it is not finite."""
 _MEGATRON = ("consumed samples:", "elapsed time per iteration", "lm loss:")
 
 
@@ -57,19 +72,13 @@ class Step(NamedTuple):
 def read_step(line: Line) -> Step | None:
     """Read the figures of a training step; None where the line is of none or is damaged."""
     text = line.text
-    if "loss" not in text and "consumed samples" not in text:
+    if "loss" not in text and "Loss" not in text and "consumed samples" not in text:
         return None
     if PIPELINE_MARK in text or any(mark in text for mark in _MEGATRON):
         return _megatron_step(line)
     if ("'loss'" in text or '"loss"' in text) and (step := _step_of_pairs(line)):
         return step
-    bar = _BAR.search(text)
-    if bar and bar[2] != "0" and (loss := _LIGHTNING.search(text, bar.end())):
-        framework = "Lightning" if bar[1] is not None else "a progress bar"
-        return _step(line, framework, f"{bar[1]}:{bar[2]}", loss[1])
-    if not _NOT_TRAINING.search(text) and (found := _PLAIN.search(text)):
-        return _step(line, "a training loop", found[1], found[2])
-    return None
+    return _labelled_step(line)
 
 
 def _megatron_step(line: Line) -> Step | None:
@@ -89,23 +98,46 @@ def _step_of_pairs(line: Line) -> Step | None:
     if "loss" not in found:
         return None
     rate = found.get("learning_rate") or found.get("lr")
-    # The loss of a policy that is rewarded is near 0 by its making, and says nothing.
-    says_nothing = "'reward'" in line.text or '"reward"' in line.text
+    loss = _figure(found["loss"])
+    # A policy that is rewarded has a loss near 0 by its making, which says nothing.
+    says_nothing = math.isfinite(loss) and ("'reward'" in line.text or '"reward"' in line.text)
     return Step(
         line.number,
         "LLaMA-Factory" if "current_steps" in found else "Hugging Face Trainer",
         found.get("current_steps") or found.get("step", ""),
-        None if says_nothing else _figure(found["loss"]),
+        None if says_nothing else loss,
         _digits(found["loss"]),
         _figure(found["grad_norm"]) if "grad_norm" in found else None,
         _figure(rate) if rate else None,
     )
 
 
-def _step(line: Line, framework: str, position: str, loss: str) -> Step:
-    norm = _NORM.search(line.text)
-    grad_norm = _figure(norm[1]) if norm else None
-    return Step(line.number, framework, position, _figure(loss), _digits(loss), grad_norm)
+def _labelled_step(line: Line) -> Step | None:
+    """A loss under its name, and a count of steps, a place in a bar, or an epoch."""
+    text = line.text
+    losses = [
+        found
+        for found in _LABELLED.finditer(text)
+        if not _NOT_TRAINING.search(text, 0, found.end("label"))
+    ]
+    epoch, rest = _EPOCH.search(text), _EPOCH.sub(" ", text, count=1)
+    counted, place = _COUNTED.search(rest), _OF_ALL.search(rest)
+    number = counted[1] if counted else (place[1] or place[2]) if place else ""
+    is_bar = place is not None and counted is None
+    if not losses or not (number or epoch) or (is_bar and number == "0"):
+        return None
+    told = [one for one in losses if not _OF_POLICY.search(text[: one.end("label")])]
+    lost = [one for one in losses if not math.isfinite(_figure(one["loss"]))]
+    loss = next(iter((*lost, *told)), None)
+    norm = _NORM.search(text)
+    return Step(
+        line.number,
+        "a progress bar" if is_bar else "a training loop",
+        f"{epoch[1] if epoch else ''}:{number}",
+        _figure(loss["loss"]) if loss else None,
+        _digits(loss["loss"]) if loss else 0,
+        _figure(norm[1]) if norm else None,
+    )
 
 
 def _figure(text: str) -> float:

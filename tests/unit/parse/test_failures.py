@@ -63,6 +63,7 @@ ERRORS = {
         "RuntimeError: Unable to JIT load the cpu_adam op due to ninja not being installed.",
     ],
     "op-of-other-libraries": [
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         "ImportError: /w/torch_extensions/py310_cu117/cpu_adam/cpu_adam.so: cannot open shared "
         "object file: No such file or directory",
         "ImportError: /w/torch_extensions/fused_adam.so: undefined symbol: _ZN3c104cuda9SetDev",
@@ -88,6 +89,8 @@ ERRORS = {
         "that dataloader's workers are out of shared memory.",
     ],
     "host-memory": [
+        "RuntimeError: unable to mmap 512 bytes from file <filename not specified>: Cannot "
+        "allocate memory (12)",
         "MemoryError",
         "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 12.5 GiB for an array",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough "
@@ -119,6 +122,7 @@ ERRORS = {
         "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`",
         "RuntimeError: CUDA error: device-side assert triggered",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: CUDA error: unknown error",
     ],
     "batch-sizes": [
         "AssertionError: global batch size (16) is not divisible by micro batch size (3) times "
@@ -130,6 +134,16 @@ ERRORS = {
     ],
     "overflow-every-step": [
         "Exception: Current loss scale already at minimum - cannot decrease scale anymore.",
+    ],
+    "port-in-use": [
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE",
+        "RuntimeError: Address already in use",
+        "OSError: [Errno 98] Address already in use",
+    ],
+    "settings-mismatch": [
+        "ValueError: Please correct the following DeepSpeed config values that mismatch "
+        "TrainingArguments values:\n- ds gradient_clipping=0.5 vs hf max_grad_norm=1.0",
     ],
     "norm-nan": ["AssertionError: Rank 3: found NaN in local grad norm in backward pass before"],
     "loss-nan": ["AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 0"],
@@ -182,6 +196,12 @@ LINES = {
                         "nvcc fatal   : Unsupported gpu architecture 'compute_90'"],
     "host-memory": ["c++: fatal error: Killed signal terminated program cc1plus"],
 }  # fmt: skip
+BEFORE_ANY_RANK = {
+    "host-not-reached": ["ssh: connect to host n2 port 22: Connection refused",
+                         "Host key verification failed."],
+    "port-in-use": ["[E socket.cpp:500] [c10d] The server socket has failed to listen on any local "
+                    "network address."],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -196,6 +216,24 @@ def test_why_an_op_could_not_be_built_is_named_and_not_what_came_of_it(tmp_path,
     lines = [line, "ninja: build stopped: subcommand failed.", *ninja, *build, ignored, *after]
     assert names(tmp_path, [*lines, EXIT.format(1)]) == [name]
     assert names(tmp_path, [ignored, *after, EXIT.format(1)]) == ["op-build"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, lines in BEFORE_ANY_RANK.items() for line in lines]
+)
+def test_what_keeps_ranks_from_starting_is_named_before_the_launcher_s_exit(tmp_path, name, line):
+    lines = [f"n2: {line}", "pdsh@n1: n2: ssh exited with exit code 255"]
+    assert [(one.name, one.line) for one in found(tmp_path, lines)] == [(name, 1)]
+
+
+def test_a_group_of_errors_is_an_error(tmp_path):
+    lines = [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "t.py", line 3, in main',
+        "  | ExceptionGroup: in a TaskGroup (1)",
+        "    | ValueError: bad",
+    ]
+    assert names(tmp_path, lines) == ["unknown-failure"]
 
 
 def test_a_compiler_that_was_only_tried_out_is_not_told(tmp_path):
@@ -215,8 +253,8 @@ def test_an_error_of_a_thread_is_told_where_nothing_else_is(tmp_path):
 def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
     logs = tomllib.loads(EXPECTED.read_text())
     seen = {name for table in logs.values() for found in table.values() for name in found}
-    assert known().keys() == seen | ERRORS.keys() | LINES.keys() | {
-        "scheduler-groups", "device-memory-gradients",
+    assert known().keys() == seen | ERRORS.keys() | LINES.keys() | BEFORE_ANY_RANK.keys() | {
+        "eval-loss-nan", "scheduler-groups", "device-memory-gradients",
     }  # fmt: skip
     assert all(kind.remedy.endswith(".") for kind in known().values())
 
@@ -248,6 +286,8 @@ def test_a_scheduler_is_told_by_where_the_error_came_from(tmp_path):
         ["[WARNING] async_io requires the dev libaio .so object and headers but these were not "
          "found."],
         ["subprocess.CalledProcessError: Command 'git' returned non-zero exit status 128."],
+        ["[W socket.cpp:464] [c10d] The server socket has failed to bind to 0.0.0.0:29500 (errno: "
+         "98 - Address already in use)."],
         ["1: step 20 loss: 1.8", "0: step 20 loss: 1.8"],
         ["'train_runtime': 12.5", "[W1 TCPStore.cpp:125] [c10d] recvValue failed: Connection "
          "reset by peer", LOST],
