@@ -38,7 +38,7 @@ READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 512
 SHOWN_KEYS, SHOWN_KEY, SHOWN_VALUE = 12, 40, 60
 INSTEAD = "; it has "
-NESTED = ", and no text but inside of these: bring it to the top of the object"
+NESTED = ", whose text is inside: bring it to the top of the object"
 # What the decompressors raise on a file that ends early or is not theirs; pyarrow's are OSError.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 
@@ -343,10 +343,11 @@ def _keys_there(fields: dict[str, Any]) -> str:
         return f"{INSTEAD}nothing"
     keys = ", ".join(_cut(key, SHOWN_KEY) for key in list(fields)[:SHOWN_KEYS])
     more = ", ..." if len(fields) > SHOWN_KEYS else ""
-    texts = [key for key, value in fields.items() if isinstance(value, str)]
-    shown = max(texts, key=lambda key: len(fields[key]), default=next(iter(fields)))
-    value = fields[shown] if texts else json.dumps(fields[shown], default=str)
-    nested = "" if texts else NESTED
+    texts = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in fields.items()}
+    # An identifier beside a list of messages is not what is looked for.
+    shown = max(texts, key=lambda key: len(texts[key]))
+    value = texts[shown]
+    nested = NESTED if isinstance(fields[shown], dict | list) else ""
     return f"{INSTEAD}{keys}{more} ({_cut(shown, SHOWN_KEY)}: {_cut(value, SHOWN_VALUE)}){nested}"
 
 

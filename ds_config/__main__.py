@@ -23,6 +23,8 @@ from ds_config.explain import as_json, as_text, explain
 from ds_config.mend import fixed
 from ds_config.release import Answer, ask
 
+_SHOWN_KEYS = 8
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code.
@@ -60,7 +62,9 @@ def _explain(given: argparse.Namespace) -> int:
     answer = ask(document.table)
     found = explain(document.table, answer, given.ranks, given.framework)
     if not found.keys:
-        raise ConfigError(f"{document.source}: has no key of DeepSpeed, no configuration")
+        has = ", ".join(list(document.table)[:_SHOWN_KEYS]) or "none"
+        reason = f"has no key of DeepSpeed at its top, but {has}: give DeepSpeed's block alone"
+        raise ConfigError(f"{document.source}: {reason}")
     if given.fix:
         _fix(given, document, answer)
     found.faults[:0] = document.faults

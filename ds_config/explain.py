@@ -17,6 +17,8 @@ from ds_config.lenient import Placeholder
 from ds_config.release import Answer, KeyFact, Mend, Note, without
 from ds_config.rules import AUTO, ZERO, as_block, buckets, faults, is_open, of_type, warnings
 
+_ALIKE, _MISSPELLED = 0.6, 0.85
+"""How much of two names is the same: enough to ask for, and enough to write the other one."""
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
     *(("optimizer", "params"), ("scheduler", "params"), ("compile", "kwargs")),
@@ -182,7 +184,13 @@ def _judge_known(found: Explanation, key: Key, value: Any, answer: Answer) -> No
         )
     is_block = any(inner[: len(key)] == key and inner != key for inner in known)
     is_switch = key == (ZERO,) and isinstance(value, bool)
-    if is_block and not isinstance(value, Mapping | None) and not is_switch and not is_open(value):
+    is_none = value is None and len(key) == 1 and any(n.key == LOADER for n in answer.refusals)
+    if is_block and is_none:
+        mend = Mend("drop", key)
+        found.faults.append(Note(name, "= null is no block", "leave it out", mend))
+    elif (
+        is_block and not isinstance(value, Mapping | None) and not is_switch and not is_open(value)
+    ):
         found.faults.append(_no_block(key, value, known))
     elif note := of_type(key, value, fact):
         refused = {one.key: one.remedy for one in answer.refusals}
@@ -235,15 +243,26 @@ def _judge_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -
     if key in words():
         text = f"a key of other releases than DeepSpeed {found.version}: here it {does}"
         note = replace(note, text=text)
-    elif len(elsewhere) == 1:
+    elif len(elsewhere) == 1 and (name,) != around:
         block = elsewhere.pop()
         text, remedy = f"stands in the wrong place, where it {does}", ".".join(block)
         mend = Mend("move", key, (*block, name))
         note = Note(place, text, f"move it to {remedy or 'the top level'}", mend)
-    elif near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
-        mend = Mend("move", key, (*around, near[0]))
-        note = Note(place, text, f"did you mean {near[0]}?", mend)
+    elif near := _nearest(name, siblings, _ALIKE):
+        if typo := _nearest(name, siblings, _MISSPELLED):
+            note = replace(note, mend=Mend("move", key, (*around, typo)))
+        note = replace(
+            note, remedy=f"did you mean {near}?" + ("" if typo else " Else leave it out")
+        )
     (found.faults if is_of_model else found.unknown).append(note)
+
+
+def _nearest(name: str, known: list[str], cutoff: float) -> str:
+    """Return the name that is most alike, whatever its case; empty where none is."""
+    by_form = {one.lower(): one for one in known}
+    form = name.lower().replace("-", "_")
+    near = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
+    return by_form[near[0]] if near else ""
 
 
 def _gone(key: Key) -> str:

@@ -160,11 +160,26 @@ def _of_the_engine(table: Mapping[str, Any]) -> Iterator[Note]:
         offload = _block(zero, block)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
             yield Note(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
+    if all(_block(table, kind).get("enabled") is True for kind in ("fp16", "bf16")):
+        text = "= true beside fp16.enabled = true, which DeepSpeed refuses"
+        yield Note("bf16.enabled", text, "set one of the two to false, or leave its block out")
+    for block in ("optimizer", "scheduler"):
+        yield from _of_numbers_as_texts((block, "params"), _block(_block(table, block), "params"))
     if "max_grad_norm" in params:
         text = "is refused where DeepSpeed makes the optimizer"
         remedy = "write gradient_clipping at the top level"
         mend = Mend("move", ("optimizer", "params", "max_grad_norm"), ("gradient_clipping",))
         yield Note("optimizer.params.max_grad_norm", text, remedy, mend)
+
+
+def _of_numbers_as_texts(at: Key, params: Mapping[str, Any]) -> Iterator[Note]:
+    """Judge what is handed on to torch, which compares it with numbers."""
+    for name, value in params.items():
+        number = number_of(value.strip()) if isinstance(value, str) else None
+        if number is not None:
+            text = f"= {json.dumps(value)} is a string, where a number belongs"
+            mend = Mend("replace", (*at, name), value=number)
+            yield Note(".".join((*at, name)), text, "write the number without quotes", mend)
 
 
 def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Note]:
@@ -178,7 +193,7 @@ def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Not
     total, micro, steps = int(values[0]), values[1] or 1, values[2] or 1
     per_update = micro * steps * (num_ranks or 1)
     product = f"micro-batch {micro} x accumulation {steps} x {num_ranks or 'the'} ranks"
-    if total < micro:
+    if 1 <= total < micro:
         yield Note(_BATCHES[0], f"= {total} is below the micro-batch", f"give {micro} or more")
     elif num_ranks and None not in values and total != per_update:
         remedy = f"give train_batch_size = {per_update}, or leave one of the three out"

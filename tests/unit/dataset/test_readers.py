@@ -134,9 +134,10 @@ def test_no_more_of_an_array_is_held_than_a_few_documents(tmp_path, monkeypatch)
         ({"id": 7, "body": "of a\ntext " * 30, "note": "x"},
          "no key 'text'; it has id, body, note (body: of a text of a text of"),
         ({"data": {"text": "inner"}, "id": 0},
-         'no key \'text\'; it has data, id (data: {"text": "inner"}), and no text but inside'),
+         'no key \'text\'; it has data, id (data: {"text": "inner"}), whose text is inside'),
         ({f"k{n}": "x" for n in range(99)}, "k10, k11, ... (k0: x)"),
         ({"\x1b[2J": "\x1b[2J"}, "it has ?[2J (?[2J: ?[2J)"),
+        ({"id": "a1", "messages": [{"content": "what is it?"}]}, "(messages: [{"),
         ({}, "no key 'text'; it has nothing"),
     ],
 )  # fmt: skip

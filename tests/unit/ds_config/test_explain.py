@@ -92,6 +92,40 @@ def put(table, key, value):
     return table
 
 
+ADAMW = {"type": "AdamW", "params": {"lr": "1e-5"}}
+NAMED = {
+    "both kinds of 16 bits": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+                              "bf16.enabled", "set one of the two to false", {}),
+    "a rate in quotes": ({"optimizer": ADAMW}, "optimizer.params.lr", "number without quotes",
+                         {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}),
+    "steps in quotes": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "9"}}},
+                        "scheduler.params.warmup_num_steps", "number without quotes",
+                        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}}),
+    "null for a block": ({"zero_optimization": None}, "zero_optimization", "leave it out",
+                         {"zero_optimization": ...}),
+    "other capitals": ({"FP16": {"enabled": True}}, "FP16", "did you mean fp16?",
+                       {"FP16": ..., "fp16": {"enabled": True}}),
+    "only alike": ({"pipe-parallel-size": 2}, "pipe-parallel-size", "Else leave it out",
+                   {"pipe-parallel-size": ..., "sequence_parallel_size": ...}),
+    "the block's own name": ({"fp16": {"fp16": True, "enabled": True}}, "fp16.fp16",
+                             "leave it out", {"fp16": {"enabled": True}}),
+    "a negative batch": ({"train_batch_size": -8}, "train_batch_size", "1 or more", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "key", "words", "mended"), NAMED.values(), ids=NAMED)
+def test_a_wrong_value_is_named_once_by_its_key(table, key, words, mended):
+    table = {"train_batch_size": 8, **table}
+    found = told(table)
+    ((name, said),) = [(one.key, one.remedy) for one in (*found.unknown, *found.faults)]
+    assert name == key
+    assert words in said
+    result, changes = fixed(table, ask(table))
+    assert bool(changes) == bool(mended)
+    for block, value in mended.items():
+        assert result.get(block, ...) == value
+
+
 @pytest.mark.parametrize(("key", "value", "words"), BROKEN.values(), ids=BROKEN)
 def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
     table = put(GOOD, key, value)
@@ -110,7 +144,8 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
 
 
 def test_what_the_loader_alone_refuses_is_told_in_its_words():
-    assert "simultaneously" in notes(told(put(GOOD, ("fp16",), {"enabled": True})))["(DeepSpeed)"]
+    table = put(GOOD, ("checkpoint", "tag_validation"), "perhaps")
+    assert "tag_validation" in notes(told(table))["(DeepSpeed)"]
     # It is told beside keys that do nothing, and not beside faults, which it may repeat.
     table = put(GOOD, ("gradient_allreduce_op",), "sum")
     assert "ZeRO stage 3" in notes(told(table))["(DeepSpeed)"]
@@ -331,3 +366,11 @@ def test_a_number_of_ranks_is_checked(tmp_path):
     path.write_text(json.dumps({"train_batch_size": 3}))
     assert explain_or_advise(["explain", path, "--ranks", "3"]) == 0
     assert explain_or_advise(["explain", path, "--ranks", "2"]) == 1
+
+
+def test_a_file_around_the_configuration_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ds_config.__main__.ask", ask)
+    path = tmp_path / "around.json"
+    path.write_text(json.dumps({"deepspeed": GOOD, "seed_of_data": 1}))
+    assert explain_or_advise(["explain", path]) == 2
+    assert "at its top, but deepspeed, seed_of_data: give" in capsys.readouterr().err

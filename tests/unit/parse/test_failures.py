@@ -141,6 +141,9 @@ ERRORS = {
         "RuntimeError: Address already in use",
         "OSError: [Errno 98] Address already in use",
     ],
+    "page-locked-memory": [
+        "RuntimeError: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+    ],
     "settings-mismatch": [
         "ValueError: Please correct the following DeepSpeed config values that mismatch "
         "TrainingArguments values:\n- ds gradient_clipping=0.5 vs hf max_grad_norm=1.0",

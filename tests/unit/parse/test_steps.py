@@ -2,6 +2,8 @@
 
 import pytest
 
+from programs import parse_logs
+
 from parse.diagnose import diagnose
 from parse.lines import Line
 from parse.steps import read_step
@@ -73,3 +75,10 @@ def test_figures_that_are_not_finite_are_one_illness(tmp_path, lines, illness):
     path = tmp_path / "run.log"
     path.write_text("\n".join(lines))
     assert [(one.name, one.line) for one in diagnose(path).illnesses] == [illness]
+
+
+def test_a_log_without_times_is_left_to_the_diagnosis(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(GOOD))
+    assert parse_logs([str(path), "--out", str(tmp_path / "tables")]) == 2
+    assert "`python -m parse diagnose` reads the losses" in capsys.readouterr().err
