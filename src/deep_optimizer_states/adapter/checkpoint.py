@@ -12,6 +12,7 @@ files are removed, and ``latest`` stays as it was. With ``raise_on_failed_checkp
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from deep_optimizer_states.core.commit import (
     read_latest,
     reason,
     recover,
+    told,
 )
 from deep_optimizer_states.core.host import spare_host_bytes
 from deep_optimizer_states.errors import CheckpointError
@@ -134,6 +136,9 @@ class _Save:
             try:
                 if self.previous is not None:
                     self.previous.wait()
+            except BaseException as error:  # noqa: BLE001 - the other ranks must hear of it
+                self.files.fail(error)
+            try:
                 commit(self.files, self.ranks, self.record)
             except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise it to
                 undecided = error
@@ -170,30 +175,42 @@ class _Save:
         elif undecided is not None:
             self.tell(
                 CheckpointError(
-                    f"{self.target} was not ended: rank {self.ranks.rank}: {undecided!r}. If all "
-                    "its files are whole, the next load or save names it"
+                    f"{self.target} was not ended: rank {self.ranks.rank}: {told(undecided)}. "
+                    "If all its files are whole, the next load or save names it"
                 )
             )
         elif self.then is not None and self.record is not None:
             try:
                 self.then()
-            except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to
-                self.tell(CheckpointError(f"{self.target} is whole, but afterwards: {error!r}"))
+            except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise it to
+                self.tell(CheckpointError(f"{self.target} is whole, but afterwards: {told(error)}"))
 
 
 _under_way: list[_Save] = []
 """Saves of all engines of this process that have not ended, the first one first."""
 
 
-def wait_for_saves(folder: Path | None = None, tag: str | None = None) -> None:
+def _leave_to_the_parent() -> None:
+    """Forget, in a child of fork, the saves that its parent ends, whose locks are not its own."""
+    for save in _under_way:
+        save.has_ended = True
+        if save.record is not None:
+            save.record.forget()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+def wait_for_saves(folder: Path | None = None, place: str | None = None) -> None:
     """Block until no engine of this process saves any more.
 
     Args:
-        folder: Wait for saves into this folder alone, an absolute path; None for all.
-        tag: Wait for those of this tag alone; None for all.
+        folder: Wait for saves into this folder alone, a path without links; None for all.
+        place: Wait for those alone that write to this :attr:`Target.place`; None for all.
     """
     for save in list(_under_way):
-        if folder in (None, save.target.folder) and tag in (None, save.target.tag):
+        if folder in (None, save.target.folder) and place in (None, save.target.place):
             save.wait()
 
 
@@ -249,7 +266,7 @@ class Checkpoints:
                 "signal handler has interrupted: let the handler set a flag, and save afterwards"
             )
         self.wait()
-        wait_for_saves(target.folder, target.tag)
+        wait_for_saves(place=target.place)
         save = self._begin(target)
         if save is None:
             return False
@@ -280,7 +297,7 @@ class Checkpoints:
             try:
                 _say(*recover(folder, removes=False))
             except Exception as error:  # noqa: BLE001 - the other ranks would wait for this one
-                _say(f"{folder} cannot be looked at: {error!r}")
+                _say(f"{folder} cannot be looked at: {told(error)}")
         torch.distributed.barrier()
 
     def release(self, tile: int) -> None:
@@ -327,7 +344,7 @@ class Checkpoints:
             if rank == 0 and not untold:
                 record = _open_record(target, save_id)
         except Exception as error:  # noqa: BLE001 - the other ranks would wait for this one
-            problem = f"rank {rank}: {error!r}"
+            problem = f"rank {rank}: {told(error)}"
         of_all: list[Any] = [None] * num_ranks
         try:
             torch.distributed.all_gather_object(of_all, (save_id, untold, problem))

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 import signal
 import threading
 import weakref
@@ -273,7 +272,7 @@ def _save_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     given = asked.arguments
     if not given["save_dir"]:
         return save()  # DeepSpeed says what is wrong with it
-    folder = _absolute(given["save_dir"])
+    folder = Path(given["save_dir"]).resolve()
     if not _is_ours(engine) or engine.optimizer.checkpoints is None:
         _wait_for_saves(folder)  # which would replace `latest` after this one has
         return save()
@@ -281,11 +280,6 @@ def _save_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     tag = f"global_step{engine.global_steps}" if given["tag"] is None else str(given["tag"])
     target = Target(folder, tag, bool(given["save_latest"]))
     return engine.optimizer.checkpoints.save(engine, save, target)
-
-
-def _absolute(folder: Any) -> Path:
-    # Not resolved: DeepSpeed's own paths go through the same links.
-    return Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute() keeps `..`
 
 
 def _wait_for_saves(folder: Path | None = None) -> None:
@@ -303,7 +297,7 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     background = engine.optimizer.background
     asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
     if engine.optimizer.checkpoints is not None:
-        engine.optimizer.checkpoints.before_load(_absolute(asked["load_dir"]))
+        engine.optimizer.checkpoints.before_load(Path(asked["load_dir"]).resolve())
     if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):

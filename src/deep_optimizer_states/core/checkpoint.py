@@ -27,6 +27,7 @@ import enum
 import errno
 import functools
 import itertools
+import math
 import os
 import pickle
 import threading
@@ -40,7 +41,7 @@ from torch import Tensor
 from torch.serialization import skip_data
 from torch.utils import serialization
 
-from deep_optimizer_states.core.threads import run_guarded
+from deep_optimizer_states.core.threads import Latch, run_guarded
 from deep_optimizer_states.errors import CheckpointError
 
 UNFINISHED = ".unfinished-checkpoint"
@@ -132,6 +133,7 @@ class BackgroundSave:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._has_run = Latch(lambda: self._thread in threading.enumerate())
 
     @property
     def paths(self) -> list[Path]:
@@ -169,8 +171,8 @@ class BackgroundSave:
             FileExistsError: Another save fills this file.
             OSError: The file cannot be written.
         """
-        # A save may outlive the process's working directory.
-        path = path.absolute()
+        # A save may outlive the working directory, and its folder may be moved by another name.
+        path = path.parent.resolve() / path.name
         partial = unfinished(path)
         partial.open("xb").close()
         self._paths.append(path)
@@ -196,6 +198,7 @@ class BackgroundSave:
             if failure is not None:
                 self.fail(failure)
             end()
+            self._has_run.set()
 
         # Python waits for this thread before it ends: the last checkpoint is the one that counts.
         self._thread = threading.Thread(
@@ -220,11 +223,18 @@ class BackgroundSave:
     def wait(self) -> None:
         """Block until the save's thread has ended, well or not."""
         if self._thread is not None and self._thread.ident is not None:
-            # No deadline: a write has none; for other ranks, see `Ranks`.
+            # Up to Python 3.12 a `join` that Ctrl-C interrupts takes a thread that runs for one that
+            # has ended, for good. No deadline: a write has none; for other ranks, see `Ranks`.
+            self._has_run.wait(math.inf)
             self._thread.join()
 
     def remove_files(self) -> None:
-        """Remove what is unfinished, as far as the disk lets."""
+        """Remove what is unfinished, as far as the disk lets, and let go of state and copies."""
+        for chunk in itertools.chain(*self._of_tile.values()):
+            # Whoever writes it must be done with the file, whose number the system gives out again.
+            with chunk.lock:
+                self._note_written(chunk)
+        self._copies.clear()
         with contextlib.suppress(OSError):
             self._close_files()
         for path in self._paths:
@@ -293,9 +303,11 @@ class BackgroundSave:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._fill(beat)
-        self._sync(beat)
-        self._close_files()
-        self.advance(Stage.FILLED)
+        # Where it has failed, an update may write still: `remove_files` waits for that.
+        if self.stage is not Stage.FAILED:
+            self._sync(beat)
+            self._close_files()
+            self.advance(Stage.FILLED)
 
     def _fill(self, beat: Callable[[], None]) -> None:
         # Copies first, since they hold memory. Each stays among the pending as well, so that
@@ -312,8 +324,12 @@ class BackgroundSave:
         done = self._write_direct(chunk, data)
         while done < len(data):
             done += os.pwrite(self._files[chunk.file], data[done:], chunk.offset + done)
+        self._note_written(chunk)
+
+    def _note_written(self, chunk: _Chunk) -> None:
         chunk.is_written, chunk.source = True, chunk.source.new_empty(0)
         self._give_back(chunk.held_bytes)
+        chunk.held_bytes = 0
 
     def _write_direct(self, chunk: _Chunk, data: memoryview) -> int:
         """Write whole pages past the page cache, if that can be; return how many bytes."""
@@ -328,8 +344,6 @@ class BackgroundSave:
             return 0  # the file system wants other sizes, and has opened the file all the same
 
     def _sync(self, beat: Callable[[], None]) -> None:
-        if self.stage is Stage.FAILED:
-            return
         for file in self._files:
             os.fsync(file)
             beat()

@@ -58,6 +58,8 @@ SILENCE_S = 600.0
 writes or syncs takes longer nowhere."""
 PATIENCE_S = 60.0
 """After so many seconds without a sign of life it is said which rank is waited for."""
+_TRIES = 100
+"""To lock a new record, every ``POLL_S`` seconds."""
 LAST_WORD_S = 5.0
 """Rank 0, which may hold the store, waits so long for the others to read how a save ended."""
 
@@ -67,7 +69,7 @@ class Target:
     """Where a checkpoint goes.
 
     Attributes:
-        folder: What the user passed to ``save_checkpoint``, as an absolute path.
+        folder: What the user passed to ``save_checkpoint``, as an absolute path without links.
         tag: Name of the folder in it that has the files; it may have slashes.
         is_latest: Whether ``latest`` is to name it.
     """
@@ -78,6 +80,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"checkpoint {self.tag} in {self.folder}"
+
+    @property
+    def place(self) -> str:
+        """Return the path of the folder that has the files, the same for ``tag`` and ``./tag``."""
+        return os.path.realpath(self.folder / self.tag)
 
 
 class Ranks:
@@ -191,9 +198,14 @@ def reason(save: BackgroundSave, rank: int) -> str:
     """Return why a save failed, with the number of the rank that found out; empty if it did not."""
     if save.failure is None:
         return ""
-    is_sentence = isinstance(save.failure, CheckpointError)
-    text = str(save.failure) if is_sentence else repr(save.failure)
+    text = told(save.failure)
     return text if text.startswith("rank ") else f"rank {rank}: {text}"
+
+
+def told(error: BaseException) -> str:
+    """Return an error in words; those of the system name a file, which ``repr`` leaves out."""
+    is_sentence = isinstance(error, (CheckpointError, OSError)) and str(error)
+    return str(error) if is_sentence else repr(error)
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -217,12 +229,11 @@ class Record:
         self.target = target
         self.path = target.folder / f"{save_id}{RECORD}"
         for other in _records(target.folder):
-            if other.is_live and other.tag == target.tag:
+            if other.is_live and other.place == target.place:
                 raise CheckpointError(f"{other.owner} is saving it already")
         self._may_be_written = False
-        self._number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._number = _open_locked(self.path)
         try:
-            _lock(self._number)
             owner = {"tag": target.tag, "pid": os.getpid(), "host": socket.gethostname()}
             self._owner_bytes = _append(self._number, owner)
             # What was left without a record, whoever wrote it, would stand in this save's way.
@@ -276,6 +287,13 @@ class Record:
     def close(self) -> None:
         """Let it go; what it says is left to the next load or save."""
         with contextlib.suppress(OSError):
+            # A child of fork may have the file still, and with it the lock.
+            fcntl.flock(self._number, fcntl.LOCK_UN)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close it in a child of fork, whose parent goes on to hold it."""
+        with contextlib.suppress(OSError):
             os.close(self._number)
 
 
@@ -286,16 +304,21 @@ class _Found:
     Attributes:
         path: Its file.
         is_live: Whether its process lives, or cannot be known not to.
-        tag: Of the checkpoint; empty if the process was killed before it said so.
+        tag: Of the checkpoint; None if the process was killed before it said so.
         owner: The process, in words.
         content: What is to be done; None before that is written down.
     """
 
     path: Path
     is_live: bool
-    tag: str
+    tag: str | None
     owner: str
     content: dict[str, Any] | None
+
+    @property
+    def place(self) -> str | None:
+        """Return the path of the folder that has the checkpoint's files, without links."""
+        return None if self.tag is None else os.path.realpath(self.path.parent / self.tag)
 
 
 def _records(folder: Path) -> Iterator[_Found]:
@@ -313,7 +336,7 @@ def _records(folder: Path) -> Iterator[_Found]:
             if refusal is not None and refusal.errno != errno.EWOULDBLOCK:
                 words += f" (or was: {refusal}; if it is gone, remove {path})"
             content = lines[1] if len(lines) > 1 else None
-            yield _Found(path, refusal is not None, owner.get("tag", ""), words, content)
+            yield _Found(path, refusal is not None, owner.get("tag"), words, content)
         finally:
             os.close(number)
 
@@ -333,6 +356,23 @@ def _append(number: int, content: dict[str, Any]) -> int:
     if os.write(number, line) != len(line):
         raise OSError(errno.ENOSPC, "only a part could be written")
     return len(line)
+
+
+def _open_locked(path: Path) -> int:
+    """Make a file and lock it, where the file system can.
+
+    Whoever looks at the folder in between takes it for that of a process that was killed: it has
+    the lock for a moment, and may have removed the file.
+    """
+    for _ in range(_TRIES):
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        refusal = _lock(number)
+        is_taken = refusal is not None and refusal.errno == errno.EWOULDBLOCK
+        if not is_taken and os.fstat(number).st_nlink:
+            return number
+        os.close(number)
+        time.sleep(POLL_S)
+    raise CheckpointError(f"{path} is locked by another process: end that, or save elsewhere")
 
 
 def _lock(number: int) -> OSError | None:
@@ -370,9 +410,9 @@ def recover(folder: Path, removes: bool) -> list[str]:
                 "has its names now"
             )
         else:
-            torn.append(found.tag or "a checkpoint")
+            torn.append("a checkpoint" if found.tag is None else found.tag)
             if removes:
-                if found.tag:
+                if found.tag is not None:
                     _remove_unfinished(folder / found.tag)
                 found.path.unlink(missing_ok=True)
     if torn:
@@ -425,7 +465,7 @@ def _decide(save: BackgroundSave, ranks: Ranks, record: Record) -> None:
             save.advance(Stage.NAMED)
         problem = reason(save, ranks.rank)
     except BaseException as error:
-        problem = f"rank {ranks.rank}: {error!r}"
+        problem = f"rank {ranks.rank}: {told(error)}"
         raise
     finally:
         _surely(ranks.say_ended, save.stage, problem)
@@ -474,7 +514,7 @@ def _carry_out(record: Path, content: dict[str, Any]) -> None:
         _write_synced(draft, latest)
         draft.replace(folder / LATEST)
         sync(folder)
-    record.unlink()
+    record.unlink(missing_ok=True)
 
 
 def _is_whole(folder: Path, content: dict[str, Any]) -> bool:
@@ -504,9 +544,9 @@ def _write_synced(path: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
-def read_latest(folder: Path) -> str:
-    """Return the tag that ``latest`` names; empty where there is none."""
+def read_latest(folder: Path) -> str | None:
+    """Return the tag that ``latest`` names; None where there is none."""
     try:
         return (folder / LATEST).read_text().strip()
     except OSError:
-        return ""
+        return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from deep_optimizer_states import uninstall
 from deep_optimizer_states.adapter import checkpoint
 from deep_optimizer_states.core import checkpoint as checkpoint_core
 from deep_optimizer_states.core.checkpoint import sync
-from deep_optimizer_states.core.commit import reason
+from deep_optimizer_states.core.commit import RECORD, reason
 
 ROWS = Rows()
 run = ROWS.run
@@ -413,6 +414,111 @@ def copy_without_memory(folder):
         assert save.written_first_bytes
         assert engine.load_checkpoint(folder)[1]["at"] == 1
         trial.end(engine)
+
+
+@contextlib.contextmanager
+def interrupted():
+    """Ctrl-C comes while the block waits."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@ROWS.check("Ctrl-C while a save is waited for", 1, 2)
+def interrupt_a_wait(folder):
+    """The save goes on, and who waits again waits for it."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        with nothing_written_meanwhile():
+            engine.save_checkpoint(folder, TAG, {"at": 1})
+            for _ in range(2):
+                with interrupted():
+                    assert answer(engine.optimizer.checkpoints.wait) == "KeyboardInterrupt: "
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
+        trial.end(engine)
+
+
+@ROWS.check("a child of fork leaves its parent's save alone")
+def fork_in_a_save(folder):
+    """As workers of a DataLoader do; nor does it keep the save's record locked."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(Case())
+        trial.train(engine, 1)
+        with nothing_written_meanwhile():
+            engine.save_checkpoint(folder, TAG, {"at": 1})
+            child = os.fork()
+            if not child:
+                code = 1
+                with contextlib.suppress(Exception):
+                    engine.optimizer.checkpoints.wait()
+                    checkpoint.wait_for_saves()
+                    numbers = Path("/proc/self/fd").iterdir()
+                    names = [str(it.readlink()) for it in numbers if it.is_symlink()]
+                    code = sum(name.endswith(RECORD) for name in names)
+                os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+        assert engine.load_checkpoint(folder)[1]["at"] == 1
+        trial.end(engine)
+
+
+@ROWS.check("one folder by two names", 1, 2)
+def save_by_two_names(folder):
+    """Whoever saves or loads by the one waits for the save by the other."""
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engines = [trial.open(Case()) for _ in range(2)]
+        (folder / "real").mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (folder / "link").symlink_to(folder / "real")
+        names = [(folder / "link", TAG), (folder / "real", f"./{TAG}")]
+        for at, (engine, (name, tag)) in enumerate(zip(engines, names, strict=True)):
+            assert engine.save_checkpoint(name, tag, {"at": at})
+        assert engines[0].load_checkpoint(folder / "link")[1]["at"] == 1
+        assert (folder / "real/latest").read_text() == f"./{TAG}"
+        assert not list(folder.rglob("*unfinished*"))
+        for engine in engines:
+            trial.end(engine)
+
+
+@ROWS.check("whatever the call after a save raises is told")
+def fail_afterwards(folder):
+    with Trial({**STRIDE, **BACKGROUND, "raise_on_failed_checkpoint": True}) as trial:
+        engine = trial.open(Case())
+        for error in (RuntimeError, SystemExit):
+            engine.optimizer.checkpoints.when_whole = mock.Mock(side_effect=error("injected"))
+            engine.save_checkpoint(folder, TAG)
+            engine.optimizer.checkpoints.wait()
+            told = answer(engine.optimizer.checkpoints.check)
+            assert "is whole, but afterwards" in told, told
+            assert error.__name__ in told
+        trial.end(engine)
+
+
+@ROWS.check("a save that cannot wait for the one before fails on all ranks", 1, 2)
+def fail_to_wait(folder):
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engines = [trial.open(Case()) for _ in range(2)]
+        with nothing_written_meanwhile():
+            engines[0].save_checkpoint(folder, "first")
+            engines[1].save_checkpoint(folder, "second")
+            if torch.distributed.get_world_size() == RANK + 1:
+                wait = mock.Mock(side_effect=MemoryError("injected"))
+                checkpoint._under_way[1].previous = mock.Mock(wait=wait)
+        for engine in engines:
+            engine.optimizer.checkpoints.wait()
+        assert "MemoryError" in reason(engines[1].optimizer.checkpoints.last, RANK)
+        torch.distributed.barrier()
+        assert (folder / "latest").read_text() == "first"
+        assert not list(folder.rglob("*unfinished*"))
+        for engine in engines:
+            trial.end(engine)
 
 
 @ROWS.check("a save by stock after uninstall() is the last one", 1, 2)

@@ -280,6 +280,30 @@ def test_a_disk_that_is_full_hurts_nobody(state, tmp_path, may_write, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_save_that_failed_closes_no_file_that_somebody_writes(state, tmp_path, may_write):
+    """The system would give the number to another file. Nor does it keep copies."""
+    save, _ = begin(state, tmp_path / "file.pt")
+    save.release(0)
+    save.fail(OSError("injected"))
+    may_write.set()
+    save.wait()
+    open_files, chunks = [], [chunk for chunks in save._of_tile.values() for chunk in chunks]
+    assert any(chunk.is_copy for chunk in chunks)
+
+    class Asked:
+        def __enter__(self):
+            open_files.extend(save._files)
+
+        def __exit__(self, *_):
+            pass
+
+    for chunk in chunks:
+        chunk.lock = Asked()
+    save.remove_files()
+    assert len(open_files) == len(chunks)
+    assert not any(chunk.source.numel() for chunk in [*chunks, *save._copies])
+
+
 ERRORS = [OSError, MemoryError, RuntimeError, KeyboardInterrupt, SystemExit]
 
 

@@ -1,6 +1,7 @@
 """How ranks agree that a checkpoint is whole, its names, and what a killed process leaves."""
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
@@ -72,18 +73,18 @@ def end_on_ranks(saves, ranks, record):
     return raised
 
 
-@pytest.mark.parametrize("tag", ["tag", "run/tag"])
+@pytest.mark.parametrize("tag", ["tag", "run/tag", ""])
 def test_a_checkpoint_is_named_once_all_ranks_are_ready(tmp_path, tag):
     record = Record(Target(tmp_path, tag, is_latest=True), "id")
     saves = [filled(tmp_path / tag, f"rank{number}") for number in range(2)]
     ranks = ranks_of(HashStore())
     ranks[0].say_ready(saves[0])
-    assert not read_latest(tmp_path)
+    assert read_latest(tmp_path) is None
     assert not (tmp_path / tag / "rank0").exists()
     assert end_on_ranks(saves, ranks, record) == [None, None]
     assert [save.stage for save in saves] == [Stage.NAMED] * 2
     assert read_latest(tmp_path) == tag
-    assert names_in(tmp_path) == ["latest", f"{tag}/rank0", f"{tag}/rank1"]
+    assert names_in(tmp_path) == ["latest", *(str(Path(tag, f"rank{it}")) for it in range(2))]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -97,6 +98,20 @@ def test_a_rank_that_failed_is_named_to_all(tmp_path, number):
         told = commit_module.reason(save, rank)
         assert told == f"rank {number}: MemoryError('none left')"
     assert not read_latest(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_whose_file_is_gone_tells_the_others(tmp_path, clock, number):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    saves = [filled(tmp_path / "tag", f"rank{rank}") for rank in range(2)]
+    unfinished(tmp_path / "tag" / f"rank{number}").unlink()
+    assert end_on_ranks(saves, ranks_of(HashStore()), record) == [None, None]
+    for rank, save in enumerate(saves):
+        assert save.stage is Stage.FAILED
+        told = commit_module.reason(save, rank)
+        assert told.startswith(f"rank {number}: ")
+        assert f"rank{number}{UNFINISHED}" in told
+    assert clock[0] < commit_module.PATIENCE_S
 
 
 def test_latest_stays_where_the_caller_wants_it_to(tmp_path):
@@ -221,6 +236,47 @@ def test_a_save_under_way_is_left_alone_by_others(tmp_path, monkeypatch):
     commit(filled(tmp_path / "second", "file.pt"), *ranks_of(HashStore(), 1), second)
     commit(save, *ranks_of(HashStore(), 1), first)
     assert names_in(tmp_path) == ["first/file.pt", "latest", "second/file.pt"]
+
+
+@pytest.mark.parametrize(("folder", "tag"), [("link", "tag"), ("real", "./tag"), ("real", "x")])
+def test_a_place_that_has_two_names_is_one(tmp_path, folder, tag):
+    (tmp_path / "real" / "tag").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "x").symlink_to(tmp_path / "real" / "tag")
+    first = Record(Target(tmp_path / "real", "tag", is_latest=True), "1")
+    with pytest.raises(CheckpointError, match="is saving it already"):
+        Record(Target(tmp_path / folder, tag, is_latest=True), "2")
+    first.close()
+
+
+def test_a_lock_does_not_outlive_its_save_in_a_child_of_fork(tmp_path):
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    of_child = os.dup(record._number)
+    record.close()
+    (told,) = recover(tmp_path, removes=True)
+    os.close(of_child)
+    assert "was being saved when its process ended" in told
+    assert names_in(tmp_path) == []
+
+
+def test_a_record_that_another_process_looks_at_is_locked_once_it_has_looked(tmp_path, monkeypatch):
+    """It took it for that of a process that was killed, since it was not locked yet."""
+    lock, path = commit_module._lock, tmp_path / f"id{RECORD}"
+    others = [lambda: path.unlink(), lambda: None]
+
+    def lock_second(number):
+        if others:
+            others.pop()()
+            return BlockingIOError(errno.EWOULDBLOCK, "is locked") if others else lock(number)
+        return lock(number)
+
+    monkeypatch.setattr(commit_module, "_lock", lock_second)
+    monkeypatch.setattr(commit_module, "POLL_S", 0)
+    record = Record(Target(tmp_path, "tag", is_latest=True), "id")
+    assert others == []
+    assert recover(tmp_path, removes=True) == []
+    assert path.exists()
+    record.close()
 
 
 class Killed(BaseException):
@@ -466,5 +522,5 @@ def test_a_whole_checkpoint_that_was_not_named_is_named(tmp_path, is_changed):
     killed(record)
     (told,) = recover(tmp_path, removes=False)
     assert ("was whole when its process was killed" in told) is not is_changed
-    assert read_latest(tmp_path) == ("" if is_changed else "tag")
+    assert read_latest(tmp_path) == (None if is_changed else "tag")
     assert a.exists() is not is_changed
