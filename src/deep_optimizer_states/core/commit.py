@@ -419,7 +419,7 @@ def recover(folder: Path, removes: bool) -> list[str]:
         said.append(
             f"{', '.join(torn)} in {folder} was being saved when its process ended, and is not "
             f"whole; {LATEST} names {read_latest(folder) or 'none'}. "
-            + ("Its unfinished files are removed" if removes else "The next save removes them")
+            + ("Its unfinished files are removed" if removes else "The next save removes its files")
         )
     return said
 
