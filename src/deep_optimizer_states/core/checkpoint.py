@@ -223,8 +223,8 @@ class BackgroundSave:
     def wait(self) -> None:
         """Block until the save's thread has ended, well or not."""
         if self._thread is not None and self._thread.ident is not None:
-            # Up to Python 3.12 a `join` that Ctrl-C interrupts takes a thread that runs for one that
-            # has ended, for good. No deadline: a write has none; for other ranks, see `Ranks`.
+            # A `join` that Ctrl-C interrupts takes, up to Python 3.12, a thread that runs for one
+            # that has ended. No deadline: a write has none; for other ranks, see `Ranks`.
             self._has_run.wait(math.inf)
             self._thread.join()
 
