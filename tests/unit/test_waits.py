@@ -74,7 +74,8 @@ def waits_without_end(call, optional):
         case "communicate" | "waitpid" | "synchronize" | "flock":
             text = ast.unparse(call)
             is_ours = name == "synchronize" and owner not in ("cuda", "stream")
-            return not (has_bound(call) or is_ours or "NOHANG" in text or "LOCK_NB" in text)
+            is_try = any(it in text for it in ("NOHANG", "LOCK_NB", "LOCK_UN"))
+            return not (has_bound(call) or is_ours or is_try)
     return False
 
 

@@ -224,8 +224,9 @@ class BackgroundSave:
         """Block until the save's thread has ended, well or not."""
         if self._thread is not None and self._thread.ident is not None:
             # A `join` that Ctrl-C interrupts takes, up to Python 3.12, a thread that runs for one
-            # that has ended. No deadline: a write has none; for other ranks, see `Ranks`.
+            # that has ended.
             self._has_run.wait(math.inf)
+            # No deadline: a write has none; for other ranks, see `Ranks`.
             self._thread.join()
 
     def remove_files(self) -> None:
