@@ -289,8 +289,13 @@ class Checkpoints:
             ) from taker.refusal
         return True
 
-    def before_load(self, folder: Path) -> None:
-        """Wait for saves under way, and end what an earlier process left; every rank must."""
+    def before_load(self, folder: Path, is_together: bool) -> None:
+        """Wait for saves under way, and end what an earlier process left.
+
+        Args:
+            folder: What is loaded from, a path without links.
+            is_together: Every rank loads, and waits until rank 0 has ended what was left.
+        """
         self.wait()
         wait_for_saves(folder)
         if torch.distributed.get_rank() == 0:
@@ -298,7 +303,8 @@ class Checkpoints:
                 _say(*recover(folder, removes=False))
             except Exception as error:  # noqa: BLE001 - the other ranks would wait for this one
                 _say(f"{folder} cannot be looked at: {told(error)}")
-        torch.distributed.barrier()
+        if is_together:
+            torch.distributed.barrier()
 
     def release(self, tile: int) -> None:
         """Let an update overwrite a tile."""

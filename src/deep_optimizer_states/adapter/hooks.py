@@ -296,9 +296,13 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
 
     background = engine.optimizer.background
     asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    weights_alone = asked.get("load_module_only") or not asked.get("load_optimizer_states", True)
     if engine.optimizer.checkpoints is not None:
-        engine.optimizer.checkpoints.before_load(Path(asked["load_dir"]).resolve())
-    if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
+        # Below stage 3 stock lets one rank load weights by itself.
+        is_together = engine.zero_optimization_stage() == 3 or not weights_alone
+        folder = Path(asked["load_dir"]).resolve()
+        engine.optimizer.checkpoints.before_load(folder, is_together)
+    if weights_alone:
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):
         was_cut_short = engine.optimizer.is_cut_short

@@ -487,6 +487,20 @@ def save_by_two_names(folder):
             trial.end(engine)
 
 
+@ROWS.check("one rank loads weights by itself, as in stock", 2)
+def load_alone(folder):
+    case = CASES[f"ZeRO-2: {FIRST_CASE}"]
+    with Trial({**STRIDE, **BACKGROUND}) as trial:
+        engine = trial.open(case)
+        engine.save_checkpoint(folder, TAG, {"at": 0})
+        engine.optimizer.checkpoints.wait()
+        torch.distributed.barrier()
+        if RANK == 0:
+            with mock.patch.object(torch.distributed, "barrier", side_effect=AssertionError):
+                assert engine.load_checkpoint(folder, load_module_only=True)[1]["at"] == 0
+        trial.end(engine)
+
+
 @ROWS.check("whatever the call after a save raises is told")
 def fail_afterwards(folder):
     with Trial({**STRIDE, **BACKGROUND, "raise_on_failed_checkpoint": True}) as trial:
