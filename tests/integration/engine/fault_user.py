@@ -214,27 +214,20 @@ class User:
         self.attempt("save", self.folder / "after")
 
     def recover(self, call):
-        """Go back to the last checkpoint, with the same engine if that can be."""
+        """Go back to the last checkpoint, with the same engine; with a new one if there is none."""
         if call == "destroy":
             self.must("destroy")
             return
         back = "load" if self.saved else "load_other" if self.other else ""
         if call != "open" and back:
-            self.must(back)
-            self.must("see_state")
-            if self.attempt("train"):
-                self.must("see_state")
-                return
-            if call != "train":
-                self.wrong.append(["stuck", f"train after {call} and load: {self.said[-1]}"])
+            for what in (back, "see_state", "train", "see_state"):
+                self.must(what)
+            return
         self.needs_new = call != "open"
         self.attempt("destroy")
         self.engine = None
-        self.must("open")
-        if back:
-            self.must(back)
-        self.must("see_state")
-        self.must("train")
+        for what in ("open", *filter(None, [back]), "see_state", "train"):
+            self.must(what)
 
     def must(self, call):
         if not self.attempt(call):
