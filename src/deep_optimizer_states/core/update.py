@@ -212,12 +212,12 @@ class _Run:
         update.may_go_on = self._may_end
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        try:
-            self._future = pool.submit(run_guarded, self._work_if_wanted, self._end)
-        except BaseException as error:
-            if self._claim.acquire(blocking=False):
-                self._end(error)
-            raise
+        self._future = pool.submit(run_guarded, self._work_if_wanted, self._end)
+
+    def give_up(self, why: BaseException) -> None:
+        """End it where its thread could not be given the work."""
+        if self._claim.acquire(blocking=False):
+            self._end(why)
 
     def wait(self) -> None:
         if self.ended.wait(WAIT_TIMEOUT_S):
@@ -339,8 +339,13 @@ class Background:
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
         assert self._run is None, "an update is in flight"
-        self.update, self._run = update, _Run(update, run, self._note)
-        self._run.start(self._pool)
+        begun = _Run(update, run, self._note)
+        self.update, self._run = update, begun
+        try:
+            begun.start(self._pool)
+        except BaseException as error:
+            begun.give_up(error)
+            raise
 
     def _note(self, failure: BaseException | None) -> None:
         self._failure = self._failure or failure

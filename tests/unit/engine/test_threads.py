@@ -90,6 +90,21 @@ def test_a_lane_whose_thread_has_ended_is_named_and_begins_anew_with_a_load(erro
     lane.close()
 
 
+def test_a_lane_that_was_closed_ends_whatever_fails_at_its_end(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    go_on, errors = emulated._ThreadLane._go_on_after, [MemoryError()]
+
+    def fail_once(*args):
+        if errors:
+            raise errors.pop()
+        go_on(*args)
+
+    with mock.patch.object(emulated._ThreadLane, "_go_on_after", fail_once):
+        lane = emulated._ThreadLane("GPU", Faults(timeout_s=3600))
+        lane.close()
+    assert not lane.is_alive()
+
+
 @pytest.mark.parametrize("number", range(5))
 def test_a_device_that_cannot_be_made_leaves_no_thread(number):
     before, made = set(threading.enumerate()), []
@@ -126,10 +141,12 @@ def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
     background.close()
 
 
-def test_an_update_that_no_thread_takes_has_ended(device):
+@pytest.mark.parametrize("place", [_Run, "the pool"])
+def test_an_update_that_no_thread_takes_has_ended(device, place):
     background, update = Background(device), Update(1)
+    where = (_Run, "start") if place is _Run else (background._pool, "submit")
     with (
-        mock.patch.object(background._pool, "submit", side_effect=RuntimeError("no thread")),
+        mock.patch.object(*where, side_effect=RuntimeError("no thread")),
         pytest.raises(RuntimeError, match="no thread"),
     ):
         background.launch(update, lambda: None)

@@ -123,6 +123,7 @@ class _ThreadLane:
         self._start()
 
     def _start(self) -> None:
+        self._has_ended = False
         self._item: tuple[str, Callable[[], None]] = ("nothing yet", lambda: None)
         self._thread = threading.Thread(
             target=run_guarded,
@@ -193,10 +194,11 @@ class _ThreadLane:
                 work()
             elif self._failure is None:
                 self._attempt(what, work)
+        self._has_ended = True
 
     def _go_on_after(self, failure: BaseException | None) -> None:
         """Fail, and let through whoever waits for an event, when the bookkeeping itself failed."""
-        if failure is None:
+        if failure is None or self._has_ended:
             return
         what, work = self._item
         self._fail(what or "its bookkeeping", failure)
