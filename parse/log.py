@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.files import json_lines, printable
-from parse.lines import Digest, Line, plain_name, read_lines
+from parse.lines import STATE_NAME, Digest, Line, plain_name, read_lines
 from parse.memory import Pairs, Titles
 from parse.records import (
     PHASES,
@@ -283,7 +283,10 @@ def read_usable_log(path: Path) -> Log:
     if path.stat().st_size == 0:
         raise LogError(f"{path}: is empty")
     if log.recognised:
-        raise LogError(f"{path}: no complete iteration with a loss: cut off, or the run failed")
+        raise LogError(
+            f"{path}: no complete iteration with a loss: cut off, the run failed, or its program "
+            f"words them otherwise (of Hugging Face's Trainer give {STATE_NAME})"
+        )
     raise LogError(f"{path}: is not a training log: none of its lines is known")
 
 

@@ -31,7 +31,7 @@ _LABELLED = re.compile(
 """A loss by its name; what comes behind it tells means of a step from those of an epoch."""
 _COUNTED = re.compile(
     r"(?<![a-z])(?<!max_)(?<!total_)(?:global_step|num_updates|step|iter(?:ation)?|batch)s?"
-    r"(?:\(train\))?[\s:=#\[]{0,4}(\d{1,12})\b(?!%)",
+    r"(?:\(train\))?[\s:=#\[]{0,12}(\d{1,12})\b(?!%)",
     re.IGNORECASE,
 )
 _OF_ALL = re.compile(
@@ -75,7 +75,7 @@ def read_step(line: Line) -> Step | None:
     if "loss" not in text and "Loss" not in text and "consumed samples" not in text:
         return None
     if PIPELINE_MARK in text or any(mark in text for mark in _MEGATRON):
-        return _megatron_step(line)
+        return _megatron_step(line) or _of_a_fork(line)
     if ("'loss'" in text or '"loss"' in text) and (step := _step_of_pairs(line)):
         return step
     return _labelled_step(line)
@@ -90,6 +90,12 @@ def _megatron_step(line: Line) -> Step | None:
     digits, skipped = _digits(found.texts.get("loss", "")), bool(found.values.get("skipped"))
     framework = "DeepSpeed's pipeline" if PIPELINE_MARK in line.text else "Megatron"
     return Step(line.number, framework, position, found.loss, digits, norm, rate, skipped)
+
+
+def _of_a_fork(line: Line) -> Step | None:
+    """A line of a fork that writes its fields without colons; a damaged one has some with."""
+    has_labels = line.cut or any(f"{label}:" in line.text for label in ("lm loss", "learning rate"))
+    return None if has_labels else _labelled_step(line)
 
 
 def _step_of_pairs(line: Line) -> Step | None:

@@ -1,7 +1,6 @@
 """A step of training is read in the words of any program."""
 
 import pytest
-
 from programs import parse_logs
 
 from parse.diagnose import diagnose
@@ -27,6 +26,8 @@ OF_STEPS = {
     "both losses": "step {0}: train loss {1}, val loss 1.7654",
     "an epoch": "Epoch {0} finished, avg loss: {1}",
     "Lightning, rich": "Epoch 0/9 ━━━ {0}/100 0:00:10 • 0:01:20 1.02it/s train_loss: {1}",
+    "a fork of Megatron": " iteration       {0}/   900 | elapsed time per iteration (ms): 143.1 | "
+    "learning rate 1.0E-03 | total loss {1} | loss {1} | PPL 1.27 | loss scale 65536.0 |speed 4.1",
     "critic": "Epoch: 0 | Step: {0} | Actor Loss: 0.013 | Critic Loss: {1}",
 }
 
