@@ -3,9 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+TESTS_STAMP := $(VENV)/.ready-tests
 # DeepSpeed rebuilds its ops when it meets another ninja than the one that built them.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+# Installers leave compiling Python to the first import; each process would do it for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # A third worker uses what two leave on two cores, since tests wait; idle threads sleep.
 TEST_WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
@@ -13,41 +16,53 @@ RESULTS ?= results
 SOURCES := src configs launch parse plots dataset benchmarks ds_config examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan guide dataset dataset-oscar third-party compat clean ci-requirements ci
+.PHONY: help setup setup-tests test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan guide dataset dataset-oscar third-party compat clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## environment in .venv, DeepSpeed's ops built into it
+setup: $(STAMP) ## environment in .venv for the main job, DeepSpeed's ops built into it
 
-$(STAMP): requirements/run.txt requirements/dev.txt requirements/gpu.txt pyproject.toml requirements/setup.sh
+setup-tests: $(TESTS_STAMP) ## on top of it what tests and checks need
+
+INSTALLER_FILES := $(addprefix requirements/,setup.sh uv.txt uv_command.py pins.py)
+$(STAMP): requirements/run.txt requirements/gpu.txt pyproject.toml $(INSTALLER_FILES)
 	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV)
-	@touch $(STAMP)
+	@touch $@
 
-test: setup ## set up and pass every test
+$(TESTS_STAMP): $(STAMP) requirements/dev.txt
+	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV) tests
+	@touch $@
+
+# What a set-up that was cut off leaves is no environment, whatever stamps it has.
+ifneq ($(wildcard $(VENV)/.unfinished),)
+.PHONY: $(STAMP) $(TESTS_STAMP)
+endif
+
+test: setup-tests ## set up and pass every test
 	$(PYTEST) -m "not exhaustive"
 
-lint: setup ## format, lint, types, import rules, shell scripts
+lint: setup-tests ## format, lint, types, import rules, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck $$(git ls-files '*.sh') .ci/run
 
-test-all: setup ## every test on every size and number of ranks
+test-all: setup-tests ## every test on every size and number of ranks
 	$(PYTEST)
 
-test-fast: setup ## the tests that take seconds
+test-fast: setup-tests ## the tests that take seconds
 	$(BIN)/pytest -q -m "not slow"
 
-fmt: setup ## format the code
+fmt: setup-tests ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-golden: setup ## rewrite golden files (review the diff)
+golden: setup-tests ## rewrite golden files (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
 
-equality: setup ## every feature, policy and number of ranks against stock; writes docs/equality.md (a quarter of an hour)
+equality: setup-tests ## every feature, policy and number of ranks against stock; writes docs/equality.md (a quarter of an hour)
 	EQUALITY_FULL=1 $(BIN)/pytest -q tests/integration/engine/test_equality.py
 
 dataset: setup ## token files of the embedded corpus
@@ -75,7 +90,7 @@ wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
 
-compat: setup ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
+compat: setup-tests ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
 	$(BIN)/nox $(ARGS)
 
 guide: setup ## write docs/guide.md anew

@@ -55,7 +55,7 @@ done
 # Who only looks is not made to wait for a set-up that they did not ask for.
 if [[ -z $look ]]; then
   make --no-print-directory -s -C "$root" setup
-elif [[ ! -e $root/.venv/.ready ]]; then
+elif [[ ! -e $root/.venv/.ready || -e $root/.venv/.unfinished ]]; then
   if [[ $look == --list ]]; then
     PYTHONSAFEPATH=1 PYTHONPATH=$root exec "${PYTHON:-python3}" -m launch.listing "$@"
   fi

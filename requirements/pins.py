@@ -1,7 +1,8 @@
 """Print pinned requirements as ``name==version``, those of one Python alone.
 
-``pins.py [--python 3.12] [--lacking] FILE...``: for this Python or another one; with ``--lacking``
-only what this environment has in no version.
+``pins.py [--python 3.12] [--lacking | --differing] FILE...``: for this Python or another one; with
+``--lacking`` only what this environment has in no version, with ``--differing`` only what it does
+not have in this one.
 """
 
 import argparse
@@ -13,13 +14,12 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 
-def is_installed(name: str) -> bool:
-    """Whether this environment has a package, in any version."""
+def installed(name: str) -> str | None:
+    """Return the version that this environment has of a package."""
     try:
-        version(name)
+        return version(name)
     except PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}")
     parser.add_argument("--lacking", action="store_true")
+    parser.add_argument("--differing", action="store_true")
     parser.add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     for path in given.files:
@@ -34,9 +35,14 @@ def main() -> None:
             if not line or line.startswith("#"):
                 continue
             pin = Requirement(line)
-            meant = pin.marker is None or pin.marker.evaluate({"python_version": given.python})
-            if meant and not (given.lacking and is_installed(pin.name)):
-                sys.stdout.write(f"{pin.name}{pin.specifier}\n")
+            if pin.marker is not None and not pin.marker.evaluate({"python_version": given.python}):
+                continue
+            here = installed(pin.name)
+            if given.lacking and here is not None:
+                continue
+            if given.differing and here is not None and here in pin.specifier:
+                continue
+            sys.stdout.write(f"{pin.name}{pin.specifier}\n")
 
 
 if __name__ == "__main__":

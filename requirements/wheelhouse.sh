@@ -45,7 +45,7 @@ if [ "$lean" = 1 ]; then
     pinned "$name"
   done
 else
-  pins "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt | grep -v '^deepspeed=='
+  pins "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt "$here"/uv.txt | grep -v '^deepspeed=='
   printf 'setuptools>=77\nwheel\n'
 fi >"$work/wanted.txt"
 

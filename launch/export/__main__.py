@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out}: already there, and nothing is overwritten; give another")
     if importlib.util.find_spec("safetensors") is None:
-        raise ConfigError("safetensors is not installed: pip install -r requirements/dev.txt")
+        raise ConfigError("safetensors is not installed: make setup-tests")
     checkpoint = find_checkpoint(options.checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that it gets its name by one rename.
