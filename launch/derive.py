@@ -44,7 +44,7 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
         0, or the exit code of the first step that failed; the report's is not 0 when two engines'
         results are not equal.
     """
-    # Imported here: whoever asks for --help need not wait for pandas and matplotlib.
+    # Imported here: whoever asks for --help need not wait for it.
     from parse.report import parse_sweep, report
     from plots.__main__ import main as draw
 
@@ -61,7 +61,7 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     with _said("report"):
         told = report(parsed)
         say(f"report   {folder / 'report.html'}")
-    if drawn in (0, 1) and any(figures.glob("*.*")):
+    if drawn in (0, 1) and any(figures.glob("[!.]*.*")):
         say(f"figures  {figures}")
     return drawn or told
 

@@ -8,17 +8,12 @@ impossible.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import matplotlib as mpl
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
-from plots.canvas import save
-from plots.registry import Drawing, figures
-from plots.tables import PlotError, Tables, read_tables, study_of
+from plots.current import Drawn, study_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,38 +24,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().read(argv)
     study = study_of(args.tables)
-    known = figures(study)
-    unknown = [name for name in (*args.figure, *args.expect) if name not in known]
-    if unknown:
-        raise ConfigError(f"figure '{unknown[0]}' is unknown; known: {', '.join(known)}")
-    mpl.use("agg")
-    tables = read_tables(args.tables, study)
-    args.out.mkdir(parents=True, exist_ok=True)
-    return _draw(tables, known, args)
+    for name in (*args.figure, *args.expect):
+        if name not in study.figures:
+            known = ", ".join(study.figures)
+            raise ConfigError(f"figure '{name}' is unknown; known: {known}")
+    drawn = Drawn(args.out, args.tables)
+    names = list(dict.fromkeys(args.figure or study.figures))
+    current = {} if args.figure else drawn.current(names)
+    missed = {name: why for name, why in current.items() if why}
+    code, num_figures = 0, len(current) - len(missed)
+    if num_figures:
+        say(f"figures: {num_figures} up to date")
+    if stale := [name for name in names if name not in current]:
+        # Whoever has nothing to draw need not wait for pandas and matplotlib.
+        from plots.draw import draw
+        from plots.tables import read_tables
 
-
-def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace) -> int:
-    """Draw the figures asked for, or else all that are worth it."""
-    code, drawn = 0, 0
-    for name in dict.fromkeys(args.figure or known):
-        try:
-            made = known[name].draw(tables, asked=bool(args.figure))
-        except PlotError as error:
-            if args.figure:
-                complain(f"plots: error: {name}: {error}")
+        tables = read_tables(args.tables, study)
+        args.out.mkdir(parents=True, exist_ok=True)
+        drawn.forget(stale)
+        results = draw(tables, stale, args.out, asked=bool(args.figure))
+        code, num_figures = int(bool(results.unwritten)), num_figures + len(results.drawn)
+        if args.figure:
+            for name, why in results.impossible.items():
+                complain(f"plots: error: {name}: {why}")
                 code = 2
-            elif not args.expect or name in args.expect:
-                say(f"{name}: not drawn: {error}")
-            continue
-        try:
-            files = save(made, args.out, name, known[name].row.title)
-        except PlotError as error:
-            complain(f"plots: error: {error}")
-            code = code or 1
-            continue
-        say(f"{files[0]} (and {', '.join(path.suffix for path in files[1:])})")
-        drawn += 1
-    return code or int(not drawn)
+        else:
+            missed |= results.impossible
+            drawn.remember({**dict.fromkeys(results.drawn, ""), **results.impossible})
+    for name, why in missed.items():
+        if not args.expect or name in args.expect:
+            say(f"{name}: not drawn: {why}")
+    return code or int(not num_figures)
 
 
 def _parser() -> Parser:

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from plots.current import FORMATS
 from plots.style import SOURCE_STYLES, STYLE_FILE
 from plots.tables import PlotError
 
-FORMATS = ("png", "pdf", "svg")
 _WIDTH_INCHES = 6.4
 _NOTE_CHARACTERS = 112
 _LEGEND_CHARACTERS = 104
@@ -84,7 +84,7 @@ def sheet(
     """
     longest = max(map(len, handles), default=0)
     columns = max(1, min(len(handles), _LEGEND_CHARACTERS // (longest + 8), 4))
-    with styles.context(STYLE_FILE):
+    with styles.context(STYLE_FILE, after_reset=True):
         height = 0.12 + 0.17 * -(-len(handles) // columns) if handles else 0.0
         figure = Figure(figsize=(_WIDTH_INCHES, inches + height))
         yield figure, figure.subplots(*shape, squeeze=False, **layout)
@@ -111,7 +111,7 @@ def name_marks(figure: Figure, marks: Sequence[Mark]) -> None:
         figure: Complete, legend and footnote included: names change nothing of its layout.
         marks: In the order in which they choose their places.
     """
-    with styles.context(STYLE_FILE):
+    with styles.context(STYLE_FILE, after_reset=True):
         texts = {
             number: mark.ax.annotate(
                 plain(mark.name), mark.at, xytext=(0, 0), textcoords="offset points", fontsize=6,
@@ -206,7 +206,7 @@ def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
     for kind in FORMATS:
         path, beside = out / f"{stem}.{kind}", out / f".{stem}.{kind}"
         buffer = io.BytesIO()
-        with styles.context(STYLE_FILE):
+        with styles.context(STYLE_FILE, after_reset=True):
             figure.savefig(buffer, format=kind, metadata=about[kind])
         figure.set_layout_engine("none")  # all formats are laid out alike
         try:

@@ -11,13 +11,11 @@ import pandas as pd
 
 from configs.errors import ConfigError
 from configs.fields import shaped_links
-from configs.files import read_given_json
-from configs.study import Study, default_study, study_from
+from configs.study import Study
+from plots.current import study_of
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
 """Origins of a number: column ``source``, which is ``measured`` where a table lacks it."""
-STUDY_FILE = "study.json"
-"""Beside the tables: the study that declares their fields, engines, phases and figures."""
 
 KEYS = ("path", "label", "case", "engine")
 """Columns of every table: the run that a row is of."""
@@ -89,16 +87,6 @@ class Tables:
                 devices = devices or "device not stated in the log"
             parts += [f"{source} · {devices}" if devices else source]
         return " · ".join(parts)
-
-
-def study_of(folder: Path) -> Study:
-    """Return the study that lies beside tables, or the default one where none does.
-
-    Raises:
-        ConfigError: the file is no study.
-    """
-    path = folder / STUDY_FILE
-    return study_from(read_given_json(path), str(path)) if path.exists() else default_study()
 
 
 def read_tables(folder: Path, study: Study | None = None) -> Tables:

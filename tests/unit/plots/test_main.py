@@ -1,11 +1,14 @@
+import re
 import struct
 import xml.etree.ElementTree as ET
 
+import matplotlib
 import pytest
 from full_disk import files_of_at_most
-from programs import plot as main
+from programs import plot as main, python
 
 from configs.study import default_study
+from plots.current import Drawn
 from plots.registry import figures
 
 FIGURES = figures(default_study())
@@ -43,8 +46,8 @@ def test_every_figure_is_made_and_describes_itself(sweep, tmp_path, monkeypatch)
     tables = every_table(sweep).write(tmp_path / "tables")
     out = tmp_path / "a folder" / "figures"
     assert main([str(tables), "--out", str(out)]) == 0
-    assert {path.stem for path in out.iterdir()} == {*FIGURES}
-    for path in out.iterdir():
+    assert {path.stem for path in out.glob("*.svg")} == {*FIGURES}
+    for path in out.glob("*.svg"):
         described(path)
 
 
@@ -153,3 +156,87 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert why in error
+
+
+@pytest.fixture
+def loss(sweep, tmp_path, monkeypatch):
+    """Tables and a folder of figures of which ``loss`` is current."""
+    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
+    monkeypatch.setattr("plots.current.FORMATS", ("svg",))
+    tables, out = sweep.grid(model=["7B"]).write(tmp_path / "tables"), tmp_path / "f"
+    out.mkdir()
+    (out / "loss.svg").write_text("as it was drawn")
+    Drawn(out, tables).remember({"loss": "", "memory": "of no use here"})
+    assert current(tables, out) == {"loss": "", "memory": "of no use here"}
+    return tables, out
+
+
+def current(tables, out):
+    return Drawn(out, tables).current(FIGURES)
+
+
+def test_only_what_is_not_current_is_drawn(loss, capsys):
+    tables, out = loss
+    assert main([str(tables), "--out", str(out), "--expect", "memory"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "figures: 1 up to date"
+    assert said[-1] == "memory: not drawn: of no use here"
+    assert any(line.startswith(f"{out / 'iteration-breakdown.svg'} ") for line in said)
+    assert not any("loss" in line for line in said)
+    assert (out / "loss.svg").read_text() == "as it was drawn"
+    assert current(tables, out).keys() == FIGURES.keys()
+
+
+@pytest.mark.parametrize("what", ["table", "study", "style", "library", "file", "record"])
+def test_a_figure_is_current_while_what_it_is_made_of_is_the_same(
+    loss, sweep, tmp_path, monkeypatch, what
+):
+    tables, out = loss
+    if what == "table":
+        sweep.add("hybrid", 3, model="7B")
+        sweep.write(tables)
+    elif what == "study":
+        (tables / "study.json").write_text(default_study().as_json())
+    elif what == "style":
+        (tmp_path / "plots").mkdir()
+        (tmp_path / "plots" / "paper.mplstyle").touch()
+        monkeypatch.setattr("plots.current.ROOT", tmp_path)
+    elif what == "library":
+        monkeypatch.setattr("plots.current.metadata.version", lambda package: "another")
+    elif what == "file":
+        (out / "loss.svg").unlink()
+    else:
+        (out / ".drawn.json").write_text('{"loss": {"of": ')
+    assert "loss" not in current(tables, out)
+
+
+def test_a_figure_that_was_drawn_of_other_tables_is_not_current(loss, tmp_path, sweep):
+    tables, out = loss
+    sweep.add("hybrid", 3, model="7B")
+    others = sweep.write(tmp_path / "others")
+    assert main([str(others), "--out", str(out), "--figure", "loss"]) == 0
+    assert current(tables, out) == {"memory": "of no use here"}
+
+
+def test_a_readers_own_settings_of_matplotlib_change_no_figure(loss, monkeypatch):
+    tables, out = loss
+
+    def drawn():
+        assert main([str(tables), "--out", str(out), "--figure", "loss"]) == 0
+        return (out / "loss.svg").read_bytes()
+
+    before = drawn()
+    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "red")
+    monkeypatch.setitem(matplotlib.rcParams, "axes.labelpad", 20.0)
+    assert drawn() == before
+
+
+def test_who_has_nothing_to_draw_loads_nothing_that_draws(sweep, tmp_path):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    out = tmp_path / "f"
+    out.mkdir()
+    Drawn(out, tables).remember(dict.fromkeys(FIGURES, "for a test"))
+    done = python("-X", "importtime", "-m", "plots", tables, "--out", out)
+    assert done.returncode == 1  # there is none
+    assert "loss: not drawn: for a test" in done.stdout
+    assert not re.search(r"\| +(matplotlib|pandas|numpy)\b", done.stderr)

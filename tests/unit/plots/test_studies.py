@@ -123,7 +123,7 @@ def test_every_kind_draws_a_study_of_its_own(folder, tmp_path, monkeypatch, caps
     assert {row["kind"] for row in STUDY["figures"].values()} == set(KINDS)
     assert main([str(folder), "--out", str(tmp_path / "f")]) == 0
     assert "not drawn" not in capsys.readouterr().out
-    stems = {path.stem for path in (tmp_path / "f").iterdir()}
+    stems = {path.stem for path in (tmp_path / "f").glob("*.svg")}
     assert stems == set(STUDY["figures"])
     assert "Time against yeast" in (tmp_path / "f" / "yeast.svg").read_text()
 
