@@ -6,6 +6,7 @@ of memory after an hour. A run that the model does not know is let through, whic
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from configs.errors import ConfigError
+from configs.files import read_json, write_json
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
@@ -28,7 +30,7 @@ from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import links
-from launch.identity import settings_key
+from launch.identity import settings_key, what_chooses_kernels
 from launch.launchers import TORCHRUN
 from launch.records import Record
 from launch.simulate.workloads import workload_of
@@ -45,6 +47,8 @@ GPU_PROFILE, CPU_PROFILE = "h200x1", "cpu-only"
 """Shipped profiles that stand for a machine with GPUs, and for one without."""
 HALF_TYPES = frozenset({"bf16", "fp16"})
 """Types of 16 bits, which not every processor multiplies natively."""
+_TYPES_FILE = "half-types.json"
+"""In the environment: for which of them torch has a native product here."""
 FAST = "fp32"
 """Type that every processor multiplies natively."""
 NO_PRODUCT = "torch has no native bf16 matrix product on this processor"
@@ -109,10 +113,19 @@ def ask_half_types() -> frozenset[str]:
     """Ask torch, in a process of its own, which types of 16 bits the processor multiplies natively.
 
     Variables that restrict torch's kernels count, since the ranks get them too. Without an answer
-    nothing is known against either type.
+    nothing is known against either type. The environment keeps the answer, as long as torch, the
+    processor and these variables are the same: to import torch takes two seconds.
     """
+    path, asked = Path(sys.prefix) / _TYPES_FILE, what_chooses_kernels()
+    known = read_json(path)
+    if known.get("asked") == asked and isinstance(known.get("types"), list):
+        return HALF_TYPES.intersection(known["types"])
     found = _asked_of_torch(_ASK_TYPES)
-    return HALF_TYPES if found is None else frozenset(found)
+    if found is None:
+        return HALF_TYPES
+    with contextlib.suppress(OSError):  # another user's environment
+        write_json(path, {"asked": asked, "types": found})
+    return frozenset(found)
 
 
 def _asked_of_torch(program: str) -> list[Any] | None:
@@ -263,7 +276,8 @@ def _lack(need: str, point: Point, machine: Machine) -> str:
     try:
         version = metadata.version(package.name)
     except metadata.PackageNotFoundError:
-        return f"needs {need}, and {package.name} is not installed"
+        shipped = "`make setup-tests` installs what shipped studies need"
+        return f"needs {need}, and {package.name} is not installed; {shipped}"
     if package.specifier.contains(version, prereleases=True):
         return ""
     return f"needs {need}, and {version} is installed"

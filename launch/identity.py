@@ -174,14 +174,12 @@ def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
 @functools.cache
 def machine_and_checkout() -> dict[str, Any]:
     """Return the part of the provenance that is the same for every run of this process."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        versions[package] = None
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
     return {
         "git": git_state(ROOT),
-        "versions": versions,
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
         "gpus": _gpus(),
         "cpu": _cpu(),
         "host_memory_bytes": psutil.virtual_memory().total,
@@ -196,6 +194,14 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if _RELEVANT.match(name)
     }
+
+
+def what_chooses_kernels() -> dict[str, Any]:
+    """Return what decides which of torch's kernels this machine runs on its processor."""
+    cpuinfo = _cpuinfo()
+    found = {name: _first(name, cpuinfo) for name in ("model name", "flags", "Features")}
+    environment = relevant_environment(os.environ)
+    return {**found, "torch": _version("torch"), "environment": environment}
 
 
 def redact(text: str) -> str:
@@ -229,17 +235,32 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _cpu() -> dict[str, Any]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    model = _first("model name", _cpuinfo())
     return {
-        "model": model[1] if model else platform.processor() or platform.machine(),
+        "model": model or platform.processor() or platform.machine(),
         "cores_physical": psutil.cpu_count(logical=False),
         "cores_logical": os.cpu_count(),
         "cores_usable": usable_cores(),
     }
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _first(name: str, cpuinfo: str) -> str:
+    """What Linux says of the first processor under a name."""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
 
 
 def _output(command: list[str]) -> str | None:

@@ -31,6 +31,10 @@ from launch.trainers.own import OwnTrainer
 LAPTOP = Machine(host_free_bytes=12 * GIB)
 H100_NODE = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
 SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
+NO_SUCH = (
+    "needs no-such>=1, and no-such is not installed; `make setup-tests` installs what shipped "
+    "studies need"
+)
 
 
 predict, shortages, memory_text = (
@@ -138,7 +142,7 @@ class TestNeeds:
                 {},
                 [f"needs deepspeed>=99, and {INSTALLED} is installed"],
             ),
-            (["no-such>=1"], CPU, {}, ["needs no-such>=1, and no-such is not installed"]),
+            (["no-such>=1"], CPU, {}, [NO_SUCH]),
         ],
     )
     def test_what_a_machine_lacks_is_named(self, options, needs, machine, fields, words):
@@ -281,9 +285,37 @@ def test_the_installed_torch_knows_the_questions():
 def test_torch_is_asked_in_a_process_of_its_own(torch, found, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(f"{torch}\nclass ops: mkldnn = mkldnn\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     loaded = "torch" in sys.modules
     assert ask_half_types.__wrapped__() == found
     assert ("torch" in sys.modules) == loaded
+
+
+def test_the_environment_keeps_torchs_answer_while_nothing_that_decides_it_changes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def ask(answer):
+        """Whether a torch that answers so is asked, and what is then known."""
+        told = f"open({str(tmp_path / 'asked')!r}, 'w')\nclass ops:\n  class mkldnn:\n    "
+        told += f"_is_mkldnn_bf16_supported = _is_mkldnn_fp16_supported = lambda: {answer}\n"
+        (tmp_path / "torch.py").write_text(told)
+        (tmp_path / "asked").unlink(missing_ok=True)
+        types = ask_half_types.__wrapped__()
+        return (tmp_path / "asked").exists(), types
+
+    assert ask(True) == (True, HALF_TYPES)
+    assert ask(False) == (False, HALF_TYPES)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert ask(False) == (True, frozenset())
+    assert ask(True) == (False, frozenset())
+    monkeypatch.setattr("launch.identity.metadata.version", lambda package: "another")
+    assert ask(True) == (True, HALF_TYPES)
+    for damaged in ('{"asked": ', "[]", '{"types": 1}'):
+        (tmp_path / "half-types.json").write_text(damaged)
+        assert ask(True) == (True, HALF_TYPES)
 
 
 def seconds(machine=CPU, **fields):
