@@ -38,6 +38,8 @@ from deep_optimizer_states.core.update import Background, Handover, Update
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
+_NO_BACKWARD = -1
+"""The number that torch gives while no backward runs on this thread."""
 _HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
 """Fields of a parameter group that Adam reads."""
 
@@ -438,6 +440,26 @@ class InterleavedOptimizer:
         """
         return self.background.has_failed or self._backward_active_depth > 0
 
+    def _refuse_half_a_backward(self) -> None:
+        """Refuse to add gradients of a backward that was cut short to others, or to step by them.
+
+        Raises:
+            UpdateError: An error came out of the backward before.
+        """
+        if self._backward_active_depth > 0 and torch.is_grad_enabled() and not is_in_backward():
+            raise UpdateError(
+                "the backward before was cut short by an error, so that the gradients of this "
+                "window are not whole: go back to a checkpoint (engine.load_checkpoint), or give "
+                "the window up (engine.optimizer.zero_grad())"
+            )
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Drop gradients as stock does; of a backward that was cut short, all that it left."""
+        if self._backward_active_depth > 0 and not is_in_backward():
+            self._forget_window()
+        stock: Any = super()
+        stock.zero_grad(*args, **kwargs)
+
     def _forget_window(self) -> None:
         """Let the next backward be the first of a window, as it is after a step."""
         self.reset_cpu_buffers()
@@ -506,6 +528,11 @@ class InterleavedOptimizer:
                 if (part := self.__dict__.get(name)) is not None:
                     parts.callback(part.close)
         self._is_closed = True
+
+
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward on this thread."""
+    return bool(torch._C._current_graph_task_id() != _NO_BACKWARD)
 
 
 def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:

@@ -190,6 +190,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     def clear_backward_seen_flag(self) -> None:
         """Refuse a forward with weights of an update that failed."""
+        self._refuse_half_a_backward()
         self.background.wait()
         super().clear_backward_seen_flag()
 
@@ -214,8 +215,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             bucket.clear()
         self._release_ipg_buffers()
         self.params_already_reduced = [False] * len(self.params_already_reduced)
-        self.zero_grad()
         super()._forget_window()
+        self.zero_grad()
 
     def _link_all_hp_params(self) -> None:
         super()._link_all_hp_params()
@@ -244,14 +245,12 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
         """Let stock copy a reduced gradient to host memory; releases differ in arguments."""
         is_final = self.is_gradient_accumulation_boundary()
-        written = self.get_param_id(param) if is_final else None
-        with self.background.changing("backward"), self._gradients.writing(written):
+        with self._gradients.writing(self.get_param_id(param) if is_final else None):
             super().copy_grads_in_partition(param, *args)
 
     def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
         """Let stock copy a gradient where the caller has ended the window."""
-        written = self.get_param_id(param)
-        with self.background.changing("backward"), self._gradients.writing(written):
+        with self._gradients.writing(self.get_param_id(param)):
             super().async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)
 
     # The update: stock's step, whose loop over groups comes to the methods below.
@@ -262,6 +261,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
         """
+        self._refuse_half_a_backward()
         self.background.wait()
         with (
             self.background.under_way("engine.step()"),

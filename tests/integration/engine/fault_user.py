@@ -110,7 +110,7 @@ class User:
         self.other, self.block = other, scenario.block if block is ... else block
         self.engine, self.failed_call, self.has_left = None, "", False
         self.stepping, self.doing = None, []
-        self.wrong, self.said, self.saved = [], [], []
+        self.wrong, self.said, self.saved, self.whole = [], [], [], []
         self.needs_new, self._known = False, known
         self.seen = {"losses": {}, "norms": {}, "states": {}}
 
@@ -164,20 +164,27 @@ class User:
     def save(self, folder=None):
         at = self.engine.global_steps
         with redirect_stdout(sys.stderr):
-            self.engine.save_checkpoint(folder or self.folder, f"at{at}{self.name}", {"at": at})
-        if folder is None:
+            is_saved = self.engine.save_checkpoint(
+                folder or self.folder, f"at{at}{self.name}", {"at": at}
+            )
+        if is_saved and folder is None:
             self.saved.append(at)
 
     def load(self):
         """Go back to the last save of this user that is whole; another user's may be the latest."""
-        self.stepping, tag = None, None
-        if self.name:
-            self.engine.optimizer.checkpoints.wait()
-            tags = [f"at{at}{self.name}" for at in reversed(self.saved)]
-            tag = next(tag for tag in tags if list((self.folder / tag).glob("*.pt")))
+        assert self.has_checkpoint(), "there is none"
+        self.stepping, tag = None, self.whole[-1] if self.name else None
         found = self.engine.load_checkpoint(self.folder, tag)[0]
         assert found is not None, "nothing was loaded"
         assert self.engine.global_steps in self.saved, self.engine.global_steps
+
+    def has_checkpoint(self):
+        """Whether a save of this user is whole by now."""
+        if self.engine is not None and self.engine.optimizer.checkpoints is not None:
+            self.engine.optimizer.checkpoints.wait()
+        tags = [f"at{at}{self.name}" for at in self.saved]
+        self.whole = [tag for tag in tags if list((self.folder / tag).glob("*.pt"))]
+        return bool(self.whole)
 
     def load_other(self):
         self.stepping = None
@@ -218,7 +225,7 @@ class User:
         if call == "destroy":
             self.must("destroy")
             return
-        back = "load" if self.saved else "load_other" if self.other else ""
+        back = "load" if self.has_checkpoint() else "load_other" if self.other else ""
         if call != "open" and back:
             for what in (back, "see_state", "train", "see_state"):
                 self.must(what)

@@ -298,9 +298,36 @@ for stage, micro_batches in itertools.product((1, 2, 3), (0, 1)):
             for _ in range(micro_batches):
                 trial.micro_step(engine, ends_window=False)
             raise_in_backward(engine, lambda: trial.loss(engine))
+            for call in (lambda: trial.loss(engine), engine.optimizer.step):
+                said = answer(call)
+                assert said.startswith("UpdateError: the backward before was cut short"), said
             assert engine.load_checkpoint(folder, "two")[0] is not None
             see_as_stock(trial, engine, case, folder, "two", skip=2, steps=2)
             trial.end(engine)
+
+
+for stage in (1, 2, 3):
+
+    @ROWS.check(
+        f"a batch given up after the user's own error in backward at stage {stage}", stage=stage
+    )
+    def give_a_batch_up(_folder, stage):
+        """As if it had never come."""
+        case = STAGE_3.changed(zero={"stage": stage}, accumulation=1)
+
+        def act(trial, fails):
+            engine = trial.open(case)
+            trial.train(engine, 2)
+            if fails:
+                raise_in_backward(engine, lambda: trial.loss(engine))
+                engine.optimizer.zero_grad()
+            trial.forget()
+            trial.train(engine, 2, skip=3)
+
+        same(
+            play(functools.partial(act, fails=True), STRIDE),
+            play(functools.partial(act, fails=False), None),
+        )
 
 
 # Checkpoints that a signal handler saves.

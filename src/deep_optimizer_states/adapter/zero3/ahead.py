@@ -41,7 +41,7 @@ from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils import z3_leaf_module
 
-from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.update import UpdatePhase, is_in_backward
 from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
@@ -50,8 +50,6 @@ from deep_optimizer_states.core.policies import TINY
 from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
-NO_BACKWARD = -1
-"""The number that torch gives while no backward runs on this thread."""
 LOOK_S = 0.02
 """Least time between two looks at the memory of a GPU, in seconds: one takes some tenths of a
 millisecond, and backward comes past here for every parameter."""
@@ -147,7 +145,7 @@ class Uses:
 
     def count(self, module: Any) -> None:
         """Count the parameters of a module that is about to run."""
-        if torch._C._current_graph_task_id() != NO_BACKWARD:
+        if is_in_backward():
             return  # It is recomputed, and was counted when it ran first.
         if module is self._root:
             self._has_graph = torch.is_grad_enabled()
@@ -285,9 +283,10 @@ class WorkInBackward:
             return
         if self._background.is_running and not self._update.is_begun:
             return  # the last update still flushes
-        if self._settings.step_before_norm:
-            self._hand_over()
-        self._send_ahead()
+        with self._background.changing("backward"):
+            if self._settings.step_before_norm:
+                self._hand_over()
+            self._send_ahead()
 
     def _hand_over(self) -> None:
         tiles = []

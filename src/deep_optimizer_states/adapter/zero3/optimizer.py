@@ -216,20 +216,19 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
 
     def reduce_ready_partitions_and_remove_grads(self, param: Any) -> None:
         """Reduce as stock does, then see what may begin: ``ahead``, [Note: one stream]."""
-        with self.background.changing("backward"):
-            super().reduce_ready_partitions_and_remove_grads(param)
-            if self._work_in_backward is not None:
-                self._work_in_backward.after_hook()
+        super().reduce_ready_partitions_and_remove_grads(param)
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
 
     def independent_gradient_partition_epilogue(self) -> None:
         """Reduce what is left in the buckets, as stock does."""
-        with self.background.changing("backward"):
-            super().independent_gradient_partition_epilogue()
-            if self._work_in_backward is not None:
-                self._work_in_backward.after_hook()
+        super().independent_gradient_partition_epilogue()
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
 
     def clear_backward_seen_flag(self) -> None:
         """Begin a forward."""
+        self._refuse_half_a_backward()
         if self._work_in_backward is not None:
             self._work_in_backward.begin_forward()
         super().clear_backward_seen_flag()
@@ -295,6 +294,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
         """
+        self._refuse_half_a_backward()
         if self._update.is_begun:
             self.background.check()
         else:
