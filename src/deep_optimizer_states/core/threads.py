@@ -22,7 +22,10 @@ def run_guarded(work: Callable[[], object], tell: Callable[[BaseException | None
     Args:
         work: What the thread is for.
         tell: Called with what the work raised, or None. It is called once more if it raises, and so
-            must bear to be; what it raised ends the thread, as Python shows such an error.
+            must bear to be.
+
+    Raises:
+        RuntimeError: ``tell`` raised, for Python to show.
     """
     failure: BaseException | None = None
     try:
@@ -33,7 +36,8 @@ def run_guarded(work: Callable[[], object], tell: Callable[[BaseException | None
         tell(failure)
     except BaseException as error:
         tell(failure or error)
-        raise
+        # Python would show nothing of a SystemExit that ends a thread.
+        raise RuntimeError(f"{threading.current_thread().name}: {error!r}") from error
 
 
 class Latch:
