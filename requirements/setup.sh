@@ -39,6 +39,10 @@ fi
 
 # One set-up at a time. The folder itself is locked, so that nothing is left behind.
 mkdir -p "$venv"
+# What a set-up leaves that is cut off is removed by the next one: nothing else may lie there.
+if [ ! -e "$venv/pyvenv.cfg" ] && [ ! -e "$venv/.unfinished" ] && [ -n "$(ls -A "$venv")" ]; then
+  die "$venv has files and is no environment of Python: remove them, or name another folder"
+fi
 exec 9<"$venv"
 if command -v flock >/dev/null && ! flock -n 9; then
   say "another set-up is at work in $venv; waiting for it"
