@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = """#!/usr/bin/env bash
 log() { echo "$*" >>"$WORK/log"; }
 case "$*" in
-  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *"-m venv "*) mkdir -p "$3/bin" && touch "$3/pyvenv.cfg" && cp "$0" "$3/bin/python" ;;
   *version_info*) exit "${PYTHON_CODE:-0}" ;;
   -V) echo "Python 3.10.2" ;;
   *purelib*) echo "${0%/bin/python}" ;;
@@ -110,6 +110,16 @@ def test_the_tests_packages_come_on_top_and_compile_nothing(setup, tmp_path):
     assert not [call for call in calls if "torch==" in call or call.startswith("build")]
     # Together, so that none of them replaces what the harness runs with.
     assert (tmp_path / "wanted").read_text().splitlines() == pins("run", "dev")
+
+
+def test_a_folder_with_other_files_is_left_alone(setup, tmp_path):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "thesis.txt").write_text("mine")
+    code, said, calls = setup()
+    assert code == 1
+    assert "is no environment of Python: remove them, or name another folder" in said
+    assert not [call for call in calls if "install" in call]
+    assert [path.name for path in (tmp_path / "venv").iterdir()] == ["thesis.txt"]
 
 
 def test_the_tests_packages_without_an_environment_bring_it(setup):
