@@ -39,18 +39,22 @@ fi
 
 # One set-up at a time. The folder itself is locked, so that nothing is left behind.
 mkdir -p "$venv"
-# What a set-up leaves that is cut off is removed by the next one: nothing else may lie there.
-if [ ! -e "$venv/pyvenv.cfg" ] && [ ! -e "$venv/.unfinished" ] && [ -n "$(ls -A "$venv")" ]; then
-  die "$venv has files and is no environment of Python: remove them, or name another folder"
-fi
 exec 9<"$venv"
 if command -v flock >/dev/null && ! flock -n 9; then
   say "another set-up is at work in $venv; waiting for it"
   flock 9
 fi
 
-# The mark stays where an installer or a compiler was cut off, and what they left is not trusted.
-mark=$venv/.unfinished
+mark=$venv/.unfinished # stays where an installer or a compiler was cut off
+contents=()
+for path in "$venv"/* "$venv"/.[!.]*; do
+  # An environment may lie inside another one (docs/install.md).
+  [ ! -e "$path" ] || [ "$path" = "$mark" ] || [ -e "$path/pyvenv.cfg" ] || contents+=("$path")
+done
+# What a set-up leaves that is cut off is removed by the next one: nothing else may lie there.
+if [ ! -e "$venv/pyvenv.cfg" ] && [ ! -e "$mark" ] && [ "${#contents[@]}" != 0 ]; then
+  die "$venv has files and is no environment of Python: remove them, or name another folder"
+fi
 leave() {
   local code=$?
   trap '' INT TERM HUP
@@ -65,16 +69,9 @@ stop_build() {
   # Nobody else builds into an environment that is not ready.
   find "$TORCH_EXTENSIONS_DIR" -name lock -delete 2>/dev/null || true
 }
-remove_half_environment() {
-  local path
-  for path in "$venv"/* "$venv"/.[!.]*; do
-    # An environment may lie inside another one (docs/install.md).
-    [ "$path" = "$mark" ] || [ -e "$path/pyvenv.cfg" ] || rm -rf "$path"
-  done
-}
 if [ -e "$mark" ]; then
   say "the last set-up of $venv was cut off: it begins anew"
-  remove_half_environment
+  [ "${#contents[@]}" = 0 ] || rm -rf "${contents[@]}"
 fi
 : >"$mark"
 trap leave EXIT

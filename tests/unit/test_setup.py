@@ -208,6 +208,15 @@ def test_a_set_up_that_is_cut_off_is_made_anew(setup, tmp_path, cut):
     assert nested.exists()
 
 
+def test_an_environment_may_come_after_one_inside_it(setup, tmp_path):
+    nested = tmp_path / "venv" / "python-3.12" / "pyvenv.cfg"
+    nested.parent.mkdir(parents=True)
+    nested.touch()
+    code, said, _ = setup()
+    assert code == 0, said
+    assert nested.exists()
+
+
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
