@@ -53,6 +53,7 @@ from launch.records import (
     next_run_path,
     read_records,
     results_of,
+    runs_of_this_process,
     sweep_dir,
 )
 from launch.trainers import OWN_TRAINER, trainer_of
@@ -221,6 +222,7 @@ def execute(task: Task, options: RunOptions) -> Outcome:
 
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
+    runs_of_this_process.add(job.token)
     try:
         ending = supervise(job, monitor if options.monitor_s else None, options.echo)
         status = _judged(ending, folder, task.point, options.trainer)
@@ -228,6 +230,8 @@ def execute(task: Task, options: RunOptions) -> Outcome:
         status = Status(INTERRUPTED, cause="the launcher was stopped")
         raise
     finally:
+        # Whatever the status comes to say: the next call must not wait for this run.
+        runs_of_this_process.discard(job.token)
         status = folder.record_end(status)
     return Outcome(folder, status, ending.stop_signal)
 

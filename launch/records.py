@@ -41,6 +41,10 @@ _Mark = tuple[int, int, int] | None
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+runs_of_this_process: set[str] = set()
+"""Tokens of the runs that this process has begun and not ended."""
+
+
 @dataclass(frozen=True)
 class Driver:
     """Identifies the launcher's process, so that a crash or another host does not hide it.
@@ -76,9 +80,11 @@ class Driver:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs on this machine."""
+        """Whether it still runs on this machine, and this run under it."""
         if self.is_elsewhere:
             return False
+        if self.token and self.pid == os.getpid():
+            return self.token in runs_of_this_process
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:

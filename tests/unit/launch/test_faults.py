@@ -40,8 +40,10 @@ def test_a_sweep_that_was_cut_short_goes_on(play, number, capfd):
     watch, told, folder = play()
     assert told.ok == 1, told
     points = points_of(watch.counts, ERRORS)
+    # Which are drawn depends on what this process has cached; the last word of a run is always one.
+    last_word = [it for it in points if "record_end" in it.place.function][:1]
     wrong = []
-    for point in draw(points, number):
+    for point in [*last_word, *draw(points, number)]:
         shutil.rmtree(folder, ignore_errors=True)
         watch, told, folder = play(point)
         if not watch.is_fired:
