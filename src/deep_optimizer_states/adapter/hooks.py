@@ -438,8 +438,7 @@ def signals_held_back() -> Iterator[None]:
         yield  # handlers run on the main thread alone
         return
     held: dict[int, FrameType | None] = {}
-    handlers: dict[int, Handler] = {}
-    number: int
+    handlers = _handlers_in_python()
 
     def hold(number: int, frame: FrameType | None) -> None:
         if number in held:
@@ -447,16 +446,26 @@ def signals_held_back() -> Iterator[None]:
         else:
             held[number] = frame
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        handler = signal.getsignal(number)
-        if callable(handler):
-            handlers[number] = handler
-            signal.signal(number, hold)
-    try:
-        yield
-    finally:
+    def give_back() -> None:
         for number, handler in handlers.items():
             if signal.getsignal(number) is hold:
                 signal.signal(number, handler)
+
+    try:
+        for number in handlers:
+            signal.signal(number, hold)
+        yield
+    finally:
+        try:
+            give_back()
+        except BaseException:
+            give_back()  # once more: a program that nobody can interrupt would be left
+            raise
         for number, frame in held.items():
             handlers[number](number, frame)
+
+
+def _handlers_in_python() -> dict[int, Handler]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    found = {int(number): signal.getsignal(number) for number in numbers}
+    return {number: handler for number, handler in found.items() if callable(handler)}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed.utils import log_dist
+from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
 from deep_optimizer_states.adapter.checkpoint import Checkpoints
@@ -208,6 +208,11 @@ class UpdatePhase:
         """
         what, background = "loading a checkpoint", self._background
         with background.overlooking_failure():
+            if (failure := background.untold_failure) is not None:
+                logger.warning(
+                    f"deep_optimizer_states: the update before failed: {failure}; what is loaded "
+                    "takes its place"
+                )
             if background.has_failed:
                 self._begun = None
                 self._steppers.lanes.forget_failure()

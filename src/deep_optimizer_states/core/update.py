@@ -257,6 +257,7 @@ class Background:
         )
         self._run: _Run | None = None
         self._failure: BaseException | None = None
+        self._is_told = False
         self._under_way = ""
         self.update: Update | None = None
         self.overlooks_failure = False
@@ -275,6 +276,11 @@ class Background:
     def has_failed(self) -> bool:
         """Return whether a failure is known that no loading has made good yet."""
         return self._failure is not None
+
+    @property
+    def untold_failure(self) -> BaseException | None:
+        """Return the failure that is known and that nobody has been told of."""
+        return None if self._is_told else self._failure
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Run ``work`` on the thread, before any update."""
@@ -308,6 +314,7 @@ class Background:
             if has_changed():
                 is_named = isinstance(error, UpdateError)
                 self._note(error if is_named else UpdateError(f"{what} was cut short by {error!r}"))
+                self._is_told = True
             raise
 
     def refuse_to_save(self) -> None:
@@ -348,7 +355,8 @@ class Background:
             raise
 
     def _note(self, failure: BaseException | None) -> None:
-        self._failure = self._failure or failure
+        if self._failure is None:
+            self._failure, self._is_told = failure, False
 
     def wait(self) -> None:
         """Block until all state is where it lives.
@@ -375,7 +383,8 @@ class Background:
 
     def fail(self, error: UpdateError) -> NoReturn:
         """Make the update that is open fail, and raise ``error``."""
-        self._failure = self._failure or error
+        self._note(error)
+        self._is_told = True
         if self.update is not None:
             self.update.give_up(error)
         raise error
@@ -397,6 +406,7 @@ class Background:
     def check(self) -> None:
         """Raise the failure that is known, unless it is overlooked, without waiting."""
         if self._failure is not None and not self.overlooks_failure:
+            self._is_told = True
             raise UpdateError(
                 f"{self._failure}. The optimizer state is not to be trusted, so it is neither "
                 "trained on nor saved: go back to the last checkpoint (engine.load_checkpoint with "

@@ -199,7 +199,9 @@ class User:
     def compare(self, what, number, value):
         found = value if isinstance(value, str) else bits(value)
         self.seen[what][str(number)] = found
-        if self._known is not None and self._known[what].get(str(number)) != found:
+        if self._known is None or (self.other and str(number) not in self._known[what]):
+            return  # nothing was known before that checkpoint was loaded
+        if self._known[what].get(str(number)) != found:
             self.wrong.append(["other bits", f"{what} at {number}: {self.doing}"])
 
     def see_state(self):

@@ -155,7 +155,9 @@ class Playing:
         wrong += self._wrong_files(folder, not any(each["left"] for _, each in ended))
         if wrong:
             return wrong[0][0], more | {"wrong": wrong}
-        if MARK not in "".join(found["said"]) + outputs[job[1]]:
+        told = "".join(found["said"]) + outputs[job[1]]
+        # Of a thread that has ended without a word that alone can be told.
+        if MARK not in told and not (job[0].error == "SystemExit" and "has ended" in told):
             return "silent", more
         return "new engine" if found["new engine"] else "ok", {}
 

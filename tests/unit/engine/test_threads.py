@@ -141,6 +141,19 @@ def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
     background.close()
 
 
+def test_a_failure_is_untold_until_it_is_raised(device):
+    background = Background(device)
+    for error in ENDS:
+        background.launch(Update(1), mock.Mock(side_effect=error))
+        background.wait_for_end()
+        assert background.untold_failure is error
+        with pytest.raises(UpdateError):
+            background.check()
+        assert background.untold_failure is None
+        background.forget_failure()
+    background.close()
+
+
 @pytest.mark.parametrize("place", [_Run, "the pool"])
 def test_an_update_that_no_thread_takes_has_ended(device, place):
     background, update = Background(device), Update(1)
