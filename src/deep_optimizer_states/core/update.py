@@ -143,13 +143,13 @@ class Update:
     """One step's update, perhaps still in flight.
 
     Attributes:
-        may_go_on: Whether a thread is there that runs it.
+        run: It on its thread, once it has begun.
     """
 
     def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
         self.handover = handover
-        self.may_go_on: Callable[[], bool] = lambda: True
-        self._issued = [Latch(lambda: self.may_go_on()) for _ in range(num_tiles)]
+        self.run: _Run | None = None
+        self._issued = [Latch(lambda: not self._is_lost()) for _ in range(num_tiles)]
         self._events: list[Event | None] = [None] * num_tiles
         self._failure: BaseException | None = None
 
@@ -174,6 +174,9 @@ class Update:
         for latch in self._issued:
             latch.set()
 
+    def _is_lost(self) -> bool:
+        return self.run is not None and self.run.is_lost()
+
     def wait(self, tiles: Iterable[int], device: Device, why: Wait) -> None:
         """Block until ``tiles`` are done.
 
@@ -184,11 +187,11 @@ class Update:
             return
         for tile in tiles:
             if not self._issued[tile].wait(WAIT_TIMEOUT_S):
-                if not self.may_go_on():
-                    raise UpdateError(f"the update has ended before it reached tile {tile}")
-                raise UpdateError(
-                    f"waited {WAIT_TIMEOUT_S:g} s for the update to reach tile {tile}"
-                )
+                if self.run is None or not self._is_lost():
+                    raise UpdateError(
+                        f"waited {WAIT_TIMEOUT_S:g} s for the update to reach tile {tile}"
+                    )
+                self.run.end_lost()
             if self._failure is not None:
                 raise UpdateError(f"the update failed: {self._failure}") from self._failure
             event = self._events[tile]
@@ -202,14 +205,14 @@ class _Run:
     def __init__(
         self, update: Update, run: Callable[[], None], note: Callable[[BaseException | None], None]
     ) -> None:
-        self.ended = Latch(self._may_end)
+        self.ended = Latch(lambda: not self.is_lost())
         self._update = update
         self._work = run
         self._note = note
         # Taken by the thread when it begins, or by who could not give it the work.
         self._claim = threading.Lock()
         self._future: Future[None] | None = None
-        update.may_go_on = self._may_end
+        update.run = self
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         self._future = pool.submit(run_guarded, self._work_if_wanted, self._end)
@@ -222,13 +225,18 @@ class _Run:
     def wait(self) -> None:
         if self.ended.wait(WAIT_TIMEOUT_S):
             return
-        if self._may_end():
+        if not self.is_lost():
             raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
-        assert self._future is not None, "it has ended"
-        self._end(self._future.exception() or UpdateError("its thread has ended without a word"))
+        self.end_lost()
 
-    def _may_end(self) -> bool:
-        return self._future is None or not self._future.done()
+    def is_lost(self) -> bool:
+        """Return whether its thread is through with it, and has told nobody."""
+        return not self.ended.is_set and self._future is not None and self._future.done()
+
+    def end_lost(self) -> None:
+        """End it in its thread's place."""
+        assert self._future is not None, "it is not lost"
+        self._end(self._future.exception() or UpdateError("its thread has ended without a word"))
 
     def _work_if_wanted(self) -> None:
         if self._claim.acquire(blocking=False):
