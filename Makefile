@@ -25,7 +25,7 @@ setup: $(STAMP) ## environment in .venv for the main job, DeepSpeed's ops built 
 
 setup-tests: $(TESTS_STAMP) ## on top of it what tests and checks need
 
-INSTALLER_FILES := $(addprefix requirements/,setup.sh uv.txt uv_command.py pins.py)
+INSTALLER_FILES := $(addprefix requirements/,setup.sh uv.txt uv_command.py pins.py other_wheels.py)
 $(STAMP): requirements/run.txt requirements/gpu.txt pyproject.toml $(INSTALLER_FILES)
 	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV)
 	@touch $@

@@ -27,7 +27,7 @@ _OVERFLOW = re.compile(
     r"| Gradients are non-finite)?"
 )
 """DeepSpeed's since 0.4 and before it, apex's and fairseq's."""
-_REDUCED = re.compile(rf"Reducing dynamic loss scale from ({_SCALE}) to ({_SCALE})")
+_REDUCED = re.compile(rf"Reducing \w+ loss scale from ({_SCALE}) to ({_SCALE})")
 _SKIPPED = re.compile(r"\bskipped=(\d+)")
 _OLD_TIMER = re.compile(r"\b\d+/\d+, SamplesPerSec=")
 _TQDM = re.compile(r"\| *(\d+)/\d+ \[[\d:]+<")

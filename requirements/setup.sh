@@ -120,6 +120,18 @@ check_pins() {
   [ -z "$wrong" ] || die "not installed as pinned: ${wrong//$'\n'/, }"
 }
 
+# Of several indexes uv takes a version from the first that has it, although another one may have a
+# wheel of it that is made for this Python; pip takes that.
+replace_wheels_of_other_pythons() {
+  local others
+  mapfile -t others < <("$venv/bin/python" "$here/other_wheels.py")
+  [ "${#others[@]}" -gt 0 ] || return 0
+  say "pip installs ${others[*]} anew, for a wheel that is made for this Python"
+  "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile --no-deps \
+    --force-reinstall "${from[@]}" "${others[@]}" >&2 ||
+    failed $? "the packages could not be installed, see above"
+}
+
 # Python compiles a module when it first imports it, and no installer is asked to do so for all:
 # what the main job imports takes six seconds, everything takes a minute.
 import_once() {
@@ -174,6 +186,7 @@ set_up_run() {
     [ ! -s "$wanted" ] || "${installer[@]}" -r "$wanted" >&2 ||
       say "nvidia-ml-py could not be installed: GPUs will not be sampled while runs last"
   fi
+  replace_wheels_of_other_pythons
   check_pins run.txt
   import_once
   say "4 of 4: the compiled ops, into $TORCH_EXTENSIONS_DIR (a minute or two, once)"
@@ -184,6 +197,7 @@ set_up_tests() {
   say "the packages of dev.txt, for tests and checks"
   pins_of run.txt dev.txt >"$wanted"
   [ ! -s "$wanted" ] || install -r "$wanted"
+  replace_wheels_of_other_pythons
   check_pins run.txt dev.txt
 }
 

@@ -16,6 +16,7 @@ OWN_WORDS = {
     "launch/trainers": "trainers may know what they train with",
     "launch/frameworks": "trainers may know what they train with",
     "launch/trainers.py": "trainers may know what they train with",
+    "launch/cli.py": "answers Megatron's options by their names",
     "launch/megatron_flags.py": "belongs to the trainer of the paper's fork",
     "launch/run_megatron.py": "belongs to the trainer of the paper's fork",
     "launch/config_n_run.py": "the paper's flags",
