@@ -77,8 +77,12 @@ class Handover:
         """
         self.host_tiles = frozenset(host_tiles) - self.given
         self.is_open = False
-        self.give([tile for tile in self.order if tile not in self.given], after)
-        self._queue.put(((), None))
+        try:
+            self.give([tile for tile in self.order if tile not in self.given], after)
+            self._queue.put(((), None))
+        except BaseException as error:
+            self._queue.put(UpdateError(f"its tiles could not be handed over: {error!r}"))
+            raise
 
     def give_up(self, why: UpdateError) -> None:
         """Make the update fail if it is open: no more tiles will come."""

@@ -1,12 +1,15 @@
 """Tiles that an update gets before ``step()``, and those that it gets from it."""
 
 import threading
+from unittest import mock
 
+import pytest
 from engine_updates import Setup, make_schedule, make_subgroups, start_thread
 
 from deep_optimizer_states.core.device.base import Reached
 from deep_optimizer_states.core.schedule import AllAtOnce
 from deep_optimizer_states.core.update import Handover
+from deep_optimizer_states.errors import UpdateError
 
 NOW = (Reached(), Reached())
 
@@ -99,3 +102,11 @@ def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
     actions = [str(action) for action in schedule.actions(arrivals, None, has_room)]
     assert actions[:6] == ["5H2D", "5GPU", "5D2H", "7H2D", "7GPU", "7D2H"]
     assert len(asked) == 6, "of the others, and not of these"
+
+
+def test_an_update_whose_last_tiles_could_not_be_handed_over_fails():
+    handover, _ = made()
+    with mock.patch.object(handover, "give", side_effect=MemoryError), pytest.raises(MemoryError):
+        handover.give_rest(NOW)
+    with pytest.raises(UpdateError, match="could not be handed over: MemoryError"):
+        handover.take(wait=True)
