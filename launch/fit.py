@@ -75,7 +75,13 @@ def multiplies(name):
         return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
     except (AttributeError, RuntimeError):
         return False  # a torch without oneDNN multiplies both in loops of its own
-print(json.dumps([name for name in ("bf16", "fp16") if multiplies(name)]))
+# oneDNN counts bf16 as supported from AVX-512 on, but without one of these it computes in fp32 and
+# converts: three times as long as fp32.
+processor = getattr(getattr(torch, "cpu", None), "get_capabilities", dict)()
+bf16_instructions = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
+emulates = processor.get("architecture") == "x86_64" and not any(map(processor.get, bf16_instructions))
+types = [name for name in ("bf16", "fp16") if multiplies(name)]
+print(json.dumps([name for name in types if not (name == "bf16" and emulates)]))
 """
 
 
@@ -116,7 +122,7 @@ def ask_half_types() -> frozenset[str]:
     nothing is known against either type. The environment keeps the answer, as long as torch, the
     processor and these variables are the same: to import torch takes two seconds.
     """
-    path, asked = Path(sys.prefix) / _TYPES_FILE, what_chooses_kernels()
+    path, asked = Path(sys.prefix) / _TYPES_FILE, {**what_chooses_kernels(), "question": _ASK_TYPES}
     known = read_json(path)
     if known.get("asked") == asked and isinstance(known.get("types"), list):
         return HALF_TYPES.intersection(known["types"])

@@ -267,18 +267,29 @@ def test_the_installed_torch_knows_the_questions():
 
     for name in HALF_TYPES:
         assert getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")() in (True, False)
+    if hasattr(torch.cpu, "get_capabilities"):
+        known = torch.cpu.get_capabilities()
+        names = {"avx512_bf16", "amx_bf16", "avx_ne_convert"}
+        assert known["architecture"] != "x86_64" or names <= known.keys()
+
+
+BF16 = "class mkldnn: _is_mkldnn_bf16_supported = lambda: True"
+X86 = "class cpu: get_capabilities = lambda: {'architecture': 'x86_64',"
 
 
 @pytest.mark.parametrize(
     ("torch", "found"),
     [
-        ("class mkldnn: _is_mkldnn_bf16_supported = lambda: True", {"bf16"}),
+        (BF16, {"bf16"}),
         (
             "class mkldnn: _is_mkldnn_fp16_supported = _is_mkldnn_bf16_supported = lambda: True",
             HALF_TYPES,
         ),
         ("class mkldnn:\n  def _is_mkldnn_bf16_supported(): raise RuntimeError", set()),
         ("class mkldnn: pass", set()),
+        (f"{BF16}\n{X86} 'avx512_f': True, 'avx512_bf16': False, 'amx_bf16': False}}", set()),
+        (f"{BF16}\n{X86} 'avx512_f': True, 'avx512_bf16': True, 'amx_bf16': False}}", {"bf16"}),
+        (f"{BF16}\n{X86} 'avx512_f': False, 'avx_ne_convert': True}}", {"bf16"}),
         ("raise ImportError", HALF_TYPES),
     ],
 )
