@@ -78,8 +78,8 @@ def multiplies(name):
 # oneDNN counts bf16 as supported from AVX-512 on, but without one of these it computes in fp32 and
 # converts: three times as long as fp32.
 processor = getattr(getattr(torch, "cpu", None), "get_capabilities", dict)()
-bf16_instructions = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
-emulates = processor.get("architecture") == "x86_64" and not any(map(processor.get, bf16_instructions))
+has_bf16 = any(map(processor.get, ("avx512_bf16", "amx_bf16", "avx_ne_convert")))
+emulates = processor.get("architecture") == "x86_64" and not has_bf16
 types = [name for name in ("bf16", "fp16") if multiplies(name)]
 print(json.dumps([name for name in types if not (name == "bf16" and emulates)]))
 """
