@@ -93,7 +93,7 @@ plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 compat: setup-tests ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
 	$(BIN)/nox $(ARGS)
 
-guide: setup ## write docs/guide.md anew
+guide: setup ## write the tables of keys in docs/guide.md and docs/plugin.md anew
 	$(BIN)/python -m ds_config guide
 
 third-party: ## fetch other projects' code at its pinned commits (NAME=... for some of it)

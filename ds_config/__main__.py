@@ -43,7 +43,9 @@ def _parser() -> Parser:
     one = commands.add_parser("advise", help="the fastest configuration that fits")
     add_options(one)
     one.set_defaults(run=advise)
-    one = commands.add_parser("guide", help="write docs/guide.md anew")
+    one = commands.add_parser(
+        "guide", help="write the tables of docs/guide.md and docs/plugin.md anew"
+    )
     one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", type=Path, metavar="FILE", help="the configuration")
@@ -87,7 +89,9 @@ def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> None:
 def _guide(given: argparse.Namespace) -> int:
     del given
     write_text(guide.FILE, guide.guide(ask({})))
-    say(str(guide.FILE))
+    page = guide.PLUGIN_FILE.read_text(encoding="utf-8")
+    write_text(guide.PLUGIN_FILE, guide.plugin_page(page))
+    say(f"{guide.FILE}\n{guide.PLUGIN_FILE}")
     return 0
 
 

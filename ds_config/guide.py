@@ -1,7 +1,13 @@
-"""``python -m ds_config guide`` writes ``docs/guide.md`` from what the installed release says."""
+"""``python -m ds_config guide`` writes the tables of keys in ``docs``.
+
+``docs/guide.md`` is made from the keys of the installed DeepSpeed, and the table in
+``docs/plugin.md`` from those of the plugin's own block.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +15,7 @@ from pathlib import Path
 import jinja2
 
 from configs.files import ROOT
+from deep_optimizer_states.config import Settings
 from deep_optimizer_states.core.host import bytes_of_gradients, bytes_of_state
 from ds_config.auto import AUTO_SIZES, tables
 from ds_config.explain import newer_name, text_of, words
@@ -17,6 +24,8 @@ from ds_config.release import Answer, KeyFact
 from ds_config.rules import ZERO, buckets
 
 FILE = ROOT / "docs" / "guide.md"
+PLUGIN_FILE = ROOT / "docs" / "plugin.md"
+_PLUGIN_KEYS = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- end of keys -->)", re.DOTALL)
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
 _ILLNESSES = ROOT / "parse" / "illnesses.toml"
 
@@ -55,6 +64,15 @@ def guide(answer: Answer) -> str:
         ],
     )
     return text.rstrip() + "\n"
+
+
+def plugin_page(page: str) -> str:
+    """Return ``docs/plugin.md`` with the table of the block's keys made anew."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        meaning = _cell(" ".join((field.description or "").split())).replace("``", "`")
+        lines.append(f"| `{name}` | `{json.dumps(field.default)}` | {meaning} |")
+    return _PLUGIN_KEYS.sub(lambda _: "\n".join(lines) + "\n", page)
 
 
 def _bucket(elements: float) -> str:

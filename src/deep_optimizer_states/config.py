@@ -37,52 +37,56 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     enabled: bool = False
-    """Off: DeepSpeed stays as it is."""
+    """Switch the plugin on; without it DeepSpeed stays as it is."""
     policy: Policy = "stride"
-    """``all-host``: every subgroup on the CPU; ``ratio``: the same, but for those resident on the
-    GPU; ``stride``: one subgroup in ``stride`` on the GPU; ``all-device``: every subgroup on the
-    GPU; ``dynamic``: the split is found while the update runs; ``auto``: the one that is predicted
-    to be fastest on ``machine``."""
+    """Which subgroups the GPU updates: ``all-host`` none, ``ratio`` those that live there,
+    ``stride`` one in ``stride``, ``all-device`` all, ``dynamic`` as many as it can, measured while
+    the update runs, ``auto`` those of the policy that is predicted to be fastest on ``machine``."""
     machine: str = ""
-    """For policy ``auto``: a profile's name, or the file that ``python -m deep_optimizer_states
-    calibrate -o FILE`` wrote. Without it ``auto`` is ``dynamic``, or ``all-host`` without a GPU."""
+    """Machine profile for policy ``auto``: a shipped name, or the file that ``python -m
+    deep_optimizer_states calibrate -o FILE`` wrote. Without it ``auto`` is ``dynamic``, or
+    ``all-host`` without a GPU."""
     stride: int = Field(default=2, ge=1)
-    """For policy ``stride``: subgroup i is updated on the GPU when (i + 1) is a multiple of it."""
+    """For policy ``stride``, at least 1: subgroup i is updated on the GPU if (i + 1) is a multiple
+    of it."""
     ratio: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of the optimizer state in host memory, from 0 to 1. The rest stays on the device: as
-    many of the first subgroups as fit into it. Goes with any policy; ``ratio`` needs it below 1."""
+    """Share of the optimizer state in host memory, from 0 to 1. The rest lives on the GPU: as many
+    of the first subgroups as fit into it. It combines with any policy; policy ``ratio`` needs it
+    below 1."""
     just_in_time_forward: bool = True
-    """``step()`` returns once the update is launched, and each parameter's gather waits for its own
-    tiles. No result depends on it."""
+    """Return from ``step()`` once the update is launched, and let each parameter's gather wait for
+    its own tiles. No result depends on it."""
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
-    """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
+    """Largest piece of a subgroup that is updated at once, in elements, a multiple of 16. No result
+    depends on it."""
     keep_grads_on_device: bool = True
     """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
     subgroups that it updates, 2 bytes a parameter. No result depends on it."""
     step_before_norm: bool = False
-    """Update a tile during backward, once its gradients are final, where no norm is needed: with
-    ``gradient_clipping`` 0, in bf16 or fp32, at stage 3. No result depends on it, but a gradient
+    """Update a tile during backward, once its gradients are final. Stage 3 only, in bf16 or fp32,
+    with ``gradient_clipping`` 0, so that no norm is needed. No result depends on it, but a gradient
     that is not finite ends in an error instead of a skipped step."""
     prefetch_memory_bytes: Literal["auto"] | NonNegative = 0
     """Device memory into which master weights and moments may be prefetched during backward, before
-    the norm is known, in bytes; ``auto``: what activations leave; 0: none. Stage 3 alone. No result
-    depends on it."""
+    the norm is known, in bytes; ``auto``: the memory that activations leave; 0: none. Stage 3 only.
+    No result depends on it."""
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
-    more than it shows; 0: what the system says is free. State that needs more is refused."""
+    more than it shows; 0: the memory that the system reports as free. State that needs more is
+    refused."""
     checkpoint: Literal["blocking", "background"] = "blocking"
     """``background``: ``save_checkpoint`` returns at once, and its files are filled while training
-    goes on. They are the same; ``latest`` names them once they are whole."""
+    goes on. The files are the same; ``latest`` names them once they are whole."""
     checkpoint_memory_bytes: Literal["auto"] | NonNegative = "auto"
-    """Host memory of a rank that a checkpoint in the background may take for copies of what an
-    update is about to overwrite, in bytes; ``auto``: half of its share of what is free and was not
-    needed at the peak of training so far."""
+    """Host memory of a rank in which a background checkpoint may keep copies of state that an
+    update is about to overwrite, in bytes; ``auto``: half of its share of the memory that stayed
+    free at the peak of training so far."""
     raise_on_failed_checkpoint: bool = False
-    """The next ``step()`` or save raises it when a checkpoint in the background could not be
-    written, which a warning alone says otherwise."""
+    """Raise a failed background checkpoint at the next ``step()`` or save, instead of only
+    warning."""
     verify_every: int = Field(default=1000, ge=0)
-    """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
-    the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""
+    """Repeat updates 1 and 2, and one in this many, on the CPU for a sample of every tile, and
+    compare the bits; ``step()`` waits for those updates. 0: none. No result depends on it."""
 
     @property
     def works_in_backward(self) -> bool:

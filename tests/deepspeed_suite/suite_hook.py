@@ -162,7 +162,7 @@ def note_state(engines):
 
 
 def bits(tensor):
-    """A digest of every bit, by which any NaN equals any other (docs/settings.md)."""
+    """A digest of every bit, by which any NaN equals any other (docs/plugin.md)."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point():
         tensor = torch.where(tensor.isnan(), torch.nan, tensor)

@@ -341,7 +341,6 @@ def check_supported(config: Any) -> None:
     bf16 = config.bfloat16_config.bf16_master_weights_and_grads
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
-    # docs/settings.md says what Muon leaves for this package to do.
     is_muon = name.lower() == "muon"
     why = ": Muon needs whole matrices before any tile can be updated" if is_muon else ""
     torch_adam = (config.optimizer_params or {}).get("torch_adam")

@@ -304,7 +304,7 @@ def read_by_reader(trial):
 
 @ROWS.check("moments of every group, where stock has those of the first alone")
 def moments_by_parameter(_folder):
-    """The line of docs/settings.md that says so is about this."""
+    """The line of docs/plugin.md that says so is about this."""
     for block in (None, STRIDE):
         with Trial(block) as trial:
             engine = trial.open(at_stage(2, {"groups": two_groups}))

@@ -1,6 +1,6 @@
 """Settings, calls and accidents of DeepSpeed's users: bitwise equal to stock, or told.
 
-Each row is played under stock and one policy by turns, or all of them. See `docs/settings.md`.
+Each row is played under stock and one policy by turns, or all of them. See `docs/plugin.md`.
 """
 
 import pytest

@@ -201,7 +201,7 @@ def test_the_docs_say_what_a_parameter_takes():
     docs = Path(__file__).parents[3] / "docs"
     table = re.findall(
         r"^\|.*\| (fp32|16 bits) \| (fp32|16 bits) \| (\d+) \| (\d+) \| (\d+) \| \d+ \|$",
-        (docs / "settings.md").read_text(),
+        (docs / "plugin.md").read_text(),
         re.MULTILINE,
     )
     assert len(table) == 3
