@@ -39,7 +39,6 @@ def guide(answer: Answer) -> str:
     environment.filters["code"] = lambda name: f"`{name}`"
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         version=answer.version,
-        has_memory=(FILE.parent / "memory.md").is_file(),
         host_bytes=bytes_of_state() + bytes_of_gradients(),
         host_bytes_summed=bytes_of_state() + bytes_of_gradients(accumulation=2),
         bucket=_bucket,

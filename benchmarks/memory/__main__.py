@@ -2,7 +2,7 @@
 
 measure FILE   every case that FILE has no result of, each in a process of its own; goes on
                where it was stopped
-table [FILE]   predicted beside measured, as docs/memory.md shows it
+table [FILE]   predicted beside measured, case by case
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launch.launchers import free_port
 
 FOLDER = Path(__file__).parent
 MEASURED = FOLDER / "measured.jsonl"
-"""Results that the figures of docs/memory.md come from."""
+"""Results that the figures of docs/prediction.md come from."""
 PHASES = ("load", "train", "save")
 LIMIT_S = 600
 ALLOCATOR = {

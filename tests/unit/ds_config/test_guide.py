@@ -50,7 +50,6 @@ def _heads(key, fact):
 
 def test_the_guide_is_written_anew(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(guide, "FILE", tmp_path / "guide.md")
-    (tmp_path / "memory.md").touch()
     page = guide.PLUGIN_FILE.read_text(encoding="utf-8")
     monkeypatch.setattr(guide, "PLUGIN_FILE", tmp_path / "plugin.md")
     guide.PLUGIN_FILE.write_text("before\n<!-- keys -->\nold\n<!-- end of keys -->\nafter\n")

@@ -1,4 +1,4 @@
-"""The model of memory beside what was measured: the figures of docs/memory.md stay true."""
+"""The model of memory beside what was measured: the figures of docs/prediction.md stay true."""
 
 from statistics import median
 
