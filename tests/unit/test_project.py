@@ -48,6 +48,25 @@ def test_links_in_documents_lead_somewhere():
     assert [f"{short(p)} links to {to}" for p, to in links if not (p.parent / to).exists()] == []
 
 
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+
+
+def test_the_files_that_the_design_names_exist():
+    names = set(re.findall(r"`([\w/]+(?:/|\.(?:py|cpp|toml)))`", DESIGN))
+    assert len(names) > 40
+    roots = (ROOT, ROOT / "src" / "deep_optimizer_states")
+    missing = {name for name in names if not any((root / name).exists() for root in roots)}
+    assert missing == {"study.toml", "tables/"}  # of every study, of every sweep
+
+
+def test_the_design_has_every_ordering_rule():
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*) \|$", DESIGN, re.MULTILINE)
+    source = ROOT / "src" / "deep_optimizer_states" / "core" / "device" / "base.py"
+    rules = re.findall(r'^    ([A-Z_]+) = "(.*)"$', source.read_text(), re.MULTILINE)
+    assert len(rules) > 10
+    assert rows == rules
+
+
 def test_only_the_two_packages_are_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]
