@@ -38,16 +38,20 @@ MERGE = "Writes one pair with the documents of all, in the order given, and prin
 CLEAN = """\
 Mends wrongly decoded text (ftfy), keeps a language (py3langid) and texts that are long enough, and
 keeps one of texts that are alike (MinHash, five-word stretches).
+Exit code 1: the texts are there, but of a file more than a few records were no documents.
 """
-DECONTAMINATE = "Drops texts that share 13 words in a row with evaluation texts."
+DECONTAMINATE = """\
+Drops texts that share 13 words in a row with evaluation texts.
+Exit code 1: the texts are there, but of a file more than a few records were no documents.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 1 when `inspect` found damage, or `prepare` files of which more than a few records are
-        no documents; 130 after Ctrl-C.
+        0; 1 when `inspect` found damage, or `prepare`, `clean` or `decontaminate` files of which
+        more than a few records are no documents; 130 after Ctrl-C.
 
     Raises:
         ConfigError: something that the user can mend is wrong.
@@ -340,7 +344,11 @@ def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:
     counts: Mapping[str, int] = run(
         find(arguments.input), arguments.json_key, output, _workers(arguments), how
     )
+    damaged = [name for name in sorted(counts) if name.startswith(_web().DAMAGED)]
     for name, number in sorted(counts.items()):
-        complain(f"{name:28} {number:>12,}")
+        if name not in damaged:
+            complain(f"{name:28} {number:>12,}")
     _say(f"{output}/*.jsonl.gz")
-    return 0
+    for name in damaged:
+        complain(f"dataset {arguments.command}: {name.removeprefix(_web().DAMAGED)}")
+    return FOUND_DAMAGE if damaged else 0

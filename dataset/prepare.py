@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.files import printable, read_json, write_json
+from configs.files import read_json, write_json
 from dataset import indexed, manifest
 from dataset.files import (
     LOCK_NAME,
@@ -53,9 +53,6 @@ PART, UNFINISHED = ".part", ".unfinished"
 ARRAYS = ("lengths", "counts", "ids")
 """Arrays of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
 MOST_BAD_LISTED = 1000
-FEW_BAD = 5
-"""Records of a file that may be no documents without a word of alarm, or their share if more."""
-FEW_BAD_SHARE = 1e-3
 # What the readers of zip files, arrays and JSON raise on damage: a flag may be flipped as well.
 DAMAGE = (zipfile.BadZipFile, RuntimeError, ValueError, KeyError, TypeError, OSError, EOFError)
 
@@ -318,12 +315,9 @@ def _damaged_files(job: Job, facts: list[Facts]) -> list[str]:
     for file, count, num_bad in (row for one in facts for row in one.of_files):
         records[file] += count
         bad[file] += num_bad
-    return [
-        f"{printable(str(job.reading.files[file].path))}: {num_bad:,} of {records[file]:,} records "
-        f"were no documents"
-        for file, num_bad in sorted(bad.items())
-        if num_bad > max(FEW_BAD, FEW_BAD_SHARE * records[file])
-    ]
+    files = job.reading.files
+    said = (files[file].damage(records[file], bad[file]) for file in sorted(bad))
+    return [sentence for sentence in said if sentence]
 
 
 def _list_bad_lines(job: Job, facts: list[Facts]) -> None:

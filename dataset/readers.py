@@ -42,6 +42,9 @@ NESTED = ", whose text is inside: bring it to the top of the object"
 # What the decompressors raise on a file that ends early or is not theirs; pyarrow's are OSError.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
 
+FEW_BAD = 5
+"""Records of a file that may be no documents without a word of alarm, or their share if more."""
+FEW_BAD_SHARE = 1e-3
 # How packed and UTF-16 files begin, of which every line would be left out as a bad one.
 NO_TEXT = (b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 
@@ -57,6 +60,13 @@ class InputFile:
     """Ending that says how it is packed, or nothing."""
     size_bytes: int
     modified_ns: int
+
+    def damage(self, num_records: int, num_bad: int) -> str:
+        """Say that more than a few of its records were no documents; else nothing."""
+        if num_bad <= max(FEW_BAD, FEW_BAD_SHARE * num_records):
+            return ""
+        counts = f"{num_bad:,} of {num_records:,}"
+        return f"{printable(str(self.path))}: {counts} records were no documents"
 
 
 def find(

@@ -52,6 +52,8 @@ PLAN, COUNTS = "plan.json", "counts.json"
 NORMAL = TextNormConfig(norm_numbers=False)
 # datatrove's other hash, xxhash, must be older than the one that is pinned.
 HASH = HashConfig(hash_fc="sha1")
+DAMAGED = "damaged: "
+"""Begins the name of a count that says of a file what is wrong with it."""
 COUNTED = {"read": "read", "bad lines": "bad lines", "XXXXX.jsonl.gz": "written"}
 """Names under which the counts of steps are shown."""
 
@@ -86,7 +88,7 @@ class Files(PipelineStep):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Yield the texts of this task."""
         for file in self.files[rank::world_size]:
-            reading, bad = Reading((file,), (self.key,), "line"), list[Bad]()
+            reading, bad, counted = Reading((file,), (self.key,), "line"), list[Bad](), 0
             for block in blocks(reading):
                 for record in block.records(reading.keys, bad):
                     fields = {name: one for name, one in record.fields.items() if name != self.key}
@@ -94,7 +96,10 @@ class Files(PipelineStep):
                     self.stat_update("read")
                     text = "\n".join(record.texts[self.key])
                     yield Document(text, str(name), metadata=fields)
+                counted += len(block.raw)
             self.stat_update("bad lines", value=len(bad))
+            if damage := file.damage(counted, len(bad)):
+                self.stat_update(f"{DAMAGED}{damage}")
 
 
 def _writer(folder: Path) -> JsonlWriter:
@@ -222,6 +227,8 @@ class Recipe:
                     shown = counted.get(what)
                     if what.startswith("dropped_"):
                         shown = f"dropped: {what.removeprefix('dropped_')}"
+                    if what.startswith(DAMAGED):
+                        shown = what
                     if shown:
                         number = found["total"] if isinstance(found, dict) else found
                         self.counts[shown] += int(number)

@@ -112,7 +112,7 @@ def explain(
             found.keys.append(_line(key, value, table, known[key]))
             _judge_known(found, key, value, answer)
         elif not _is_free(key, known):
-            _judge_unknown(found, key, known)
+            _judge_unknown(found, key, known, table)
         found.keys += _handed_on(key, value)
     found.keys = [_with_auto(line, found.auto) for line in found.keys]
     dropped = found.auto[-1].defaults if framework else {}
@@ -228,33 +228,53 @@ def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
     return bool(around) and (around not in known or not any(k[:-1] == around for k in known))
 
 
-def _judge_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -> None:
+def _judge_unknown(
+    found: Explanation, key: Key, known: Mapping[Key, KeyFact], table: Mapping[str, Any]
+) -> None:
     place, name, around = ".".join(key), key[-1], key[:-1]
-    is_comment = name.startswith(("_", "$", "/", "#")) or name in ("comment", "comments")
     is_of_model = any(fact.is_model for inner, fact in known.items() if inner[:-1] == around)
-    if is_comment and not is_of_model:
+    if not is_of_model and _is_comment(name):
         found.warnings.append(Note(place, "is a comment, which DeepSpeed reads over"))
         return
     does = "raises an error" if is_of_model else "is read by nobody"
-    text = f"no key of DeepSpeed {found.version}: it {does}"
-    note = Note(place, text, "leave it out", Mend("drop", key))
     elsewhere = {k[:-1] for k in known if k[-1] == name}
-    siblings = [] if is_comment else [k[-1] for k in known if k[:-1] == around]
-    if key in words():
+    if newer := words_file()["renamed"].get(place):
+        text = f"a name of earlier releases, which here {does}"
+        note = Note(place, text, f"write {newer}", Mend("move", key, (*around, newer)))
+    elif key in words():
         text = f"a key of other releases than DeepSpeed {found.version}: here it {does}"
-        note = replace(note, text=text)
+        note = Note(place, text, "leave it out", Mend("drop", key))
     elif len(elsewhere) == 1 and (name,) != around:
-        block = elsewhere.pop()
-        text, remedy = f"stands in the wrong place, where it {does}", ".".join(block)
-        mend = Mend("move", key, (*block, name))
-        note = Note(place, text, f"move it to {remedy or 'the top level'}", mend)
-    elif near := _nearest(name, siblings, _ALIKE):
-        if typo := _nearest(name, siblings, _MISSPELLED):
-            note = replace(note, mend=Mend("move", key, (*around, typo)))
-        note = replace(
-            note, remedy=f"did you mean {near}?" + ("" if typo else " Else leave it out")
-        )
+        note = _misplaced(key, elsewhere.pop(), does, table)
+    else:
+        note = _misspelled(key, f"no key of DeepSpeed {found.version}: it {does}", known)
     (found.faults if is_of_model else found.unknown).append(note)
+
+
+def _is_comment(name: str) -> bool:
+    return name.startswith(("_", "$", "/", "#")) or name in ("comment", "comments")
+
+
+def _misplaced(key: Key, block: Key, does: str, table: Mapping[str, Any]) -> Note:
+    place, name = ".".join(key), key[-1]
+    # `seed` does not say what it is of, and a block of its own would begin to do something.
+    if block and block[0] not in table and "_" not in name:
+        text, block_name = f"{does} here", ".".join(block)
+        remedy = f"leave it out; {block_name} has one of this name, for other things"
+        return Note(place, text, remedy, Mend("drop", key))
+    text = f"stands in the wrong place, where it {does}"
+    mend = Mend("move", key, (*block, name))
+    return Note(place, text, f"move it to {'.'.join(block) or 'the top level'}", mend)
+
+
+def _misspelled(key: Key, text: str, known: Mapping[Key, KeyFact]) -> Note:
+    place, name, around = ".".join(key), key[-1], key[:-1]
+    siblings = [] if _is_comment(name) else [k[-1] for k in known if k[:-1] == around]
+    near = _nearest(name, siblings, _ALIKE)
+    if typo := _nearest(name, siblings, _MISSPELLED):
+        return Note(place, text, f"did you mean {near}?", Mend("move", key, (*around, typo)))
+    remedy = f"did you mean {near}? Else leave it out" if near else "leave it out"
+    return Note(place, text, remedy, Mend("drop", key))
 
 
 def _nearest(name: str, known: list[str], cutoff: float) -> str:

@@ -24,6 +24,7 @@ _CALL = re.compile(r"dict\s*\(")
 _ASSIGNED = re.compile(r"[A-Za-z_][\w.]*\s*=\s*(?=\{|dict\s*\()")
 _MARK = re.compile(r"""(?:<[^<>\n]*>|\[[^\[\]\n]*\]|\([^()\n]*\)|[-*+•>]+)\s*(?=["'“A-Za-z_])""")
 """What guides put before a key: ``<optional>``, a dash."""
+_NEXT_KEY = re.compile(r"""(?:"[^"\n]*"|'[^'\n]*')\s*:""")
 _WORDS = re.compile(r"""[^,;)\]}\n"'#]*?(?=\s*(?:[,;)\]}\n"'#]|//|/\*|\Z)|\s+[A-Za-z_]\w*\s*:\s)""")
 _ONE = r"""\s*(?:"[^"\n]*"|'[^'\n]*'|[^\[\](){}<>\n,:|"']*)\s*"""
 _BRACKETED = re.compile(
@@ -94,6 +95,7 @@ class Reader:
         self._text, self._at = text, 0
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self._path: list[str] = []
+        self._is_one_line = "\n" not in text.strip()
         self._is_bare = False
         """Blocks have no braces: their indentation tells them."""
 
@@ -349,9 +351,23 @@ class Reader:
                 self._at = match.end()
             elif match := _COMMENT.match(self._text, self._at):
                 self.comments.append(self._line())
-                self._at = match.end()
+                self._at = self._end_of_comment(match)
             else:
                 return
+
+    def _end_of_comment(self, match: re.Match[str]) -> int:
+        """Return where a comment ends; that of a text whose line ends are lost, at the next key."""
+        if not self._is_one_line or not match[0].startswith(("//", "#")):
+            return match.end()
+        following = _NEXT_KEY.search(match[0])
+        closers = re.search(r"[\]})\s]*\Z", match[0])
+        end = following.start() if following else closers.start() if closers else match.end()
+        rest = match[0][end:].strip()
+        if rest:
+            comment, sign = match[0][:end].strip(), match[0][: 1 + match[0].startswith("//")]
+            self._note(f"{_short(comment)} was taken to end before {_short(rest)}, since no line "
+                       f"ends behind {sign}")  # fmt: skip
+        return match.start() + end
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]

@@ -160,6 +160,11 @@ def _of_the_engine(table: Mapping[str, Any]) -> Iterator[Note]:
         offload = _block(zero, block)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
             yield Note(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
+    ratio = _block(zero, "offload_optimizer").get("ratio", 1)
+    if stage in (1, 2) and _is_number(ratio) and ratio < 1:
+        text = f"= {ratio:g} goes with stage 3 alone: at stage {stage} DeepSpeed refuses it"
+        remedy = "leave it out (all of the state is offloaded), or give stage 3"
+        yield Note(f"{ZERO}.offload_optimizer.ratio", text, remedy)
     if all(_block(table, kind).get("enabled") is True for kind in ("fp16", "bf16")):
         text = "= true beside fp16.enabled = true, which DeepSpeed refuses"
         yield Note("bf16.enabled", text, "set one of the two to false, or leave its block out")

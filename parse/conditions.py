@@ -9,11 +9,16 @@ from statistics import median
 
 from parse.illnesses import Illness
 from parse.observed import Norm, Observed
-from parse.verdict import DEFAULT_VOCABULARY, FALL_TO_ZERO, STANDSTILL, LossVerdict, judge_loss
+from parse.verdict import (
+    DEFAULT_VOCABULARY,
+    FALL_TO_ZERO,
+    FEWEST_LOSSES,
+    STANDSTILL,
+    LossVerdict,
+    judge_loss,
+)
 
 Found = Iterator[Illness]
-_FEWEST_LOSSES = 6
-"""Below this, first and last third are too few to tell a direction from noise."""
 _STEPS_AT_FULL_RATE = 7
 _WAVERS = 0.02
 """Share of itself that a loss moves by from batch to batch."""
@@ -53,7 +58,7 @@ def _loss(seen: Observed) -> Found:
 
 def _verdict(seen: Observed) -> LossVerdict:
     finite = [loss.value for loss in seen.losses if math.isfinite(loss.value)]
-    return judge_loss(enumerate(finite)) if len(finite) >= _FEWEST_LOSSES else LossVerdict("")
+    return judge_loss(enumerate(finite))
 
 
 def _standstill(seen: Observed) -> Illness | None:
@@ -231,7 +236,7 @@ def not_judged(seen: Observed) -> Iterator[str]:
             text += f" ({seen.num_progress} lines of DeepSpeed's own progress)"
             text += "; print the loss of each step"
         yield text
-    elif len(seen.losses) < _FEWEST_LOSSES:
+    elif len(seen.losses) < FEWEST_LOSSES:
         yield f"whether the loss falls: {len(seen.losses)} losses are too few"
     elif not any(_loss(seen)) and (verdict := _verdict(seen)).word == "undecided":
         yield f"whether the loss falls: {verdict.text}"

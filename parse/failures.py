@@ -19,8 +19,8 @@ from parse.log import PATTERNS
 from parse.overflows import GOES_ON_STEPS
 
 UNKNOWN = "unknown-failure"
-_HOST, _DEVICE, _STOPPED, _AT_EXIT = (
-    "host-memory", "device-memory", "stopped-from-outside", "abort-at-exit",
+_HOST, _DEVICE, _OF_NCCL, _STOPPED, _AT_EXIT = (
+    "host-memory", "device-memory", "device-memory-nccl", "stopped-from-outside", "abort-at-exit",
 )  # fmt: skip
 
 _TRACEBACK = re.compile(
@@ -42,6 +42,8 @@ _DEVICE_MEMORY = re.compile(
     r"(?:CUDA|HIP|NPU|XPU|MPS backend) out of memory\.|(?:torch\.)?(?:cuda\.)?OutOfMemoryError: |"
     r"CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
 )
+_NCCL_SAYS = "Cuda failure"
+"""NCCL's words for an error of CUDA, which torch words otherwise."""
 _NOT_INNER = {"initialize", "wrapped_fn", "wrapper", "decorate_context", "_call_impl"}
 _PHASES = (
     ("saving", re.compile(r"(?i)saving (?:model )?checkpoint|save_checkpoint|Saving model")),
@@ -137,7 +139,8 @@ class Failures:
         traceback = self._take_traceback(line)
         if sign := _DEVICE_MEMORY.search(line.text):
             traceback = traceback or next(iter(self._tracebacks.values()), _Traceback())
-            name = _allocated(name for _, name in traceback.frames)
+            is_nccl = sign[0].startswith(_NCCL_SAYS)
+            name = _OF_NCCL if is_nccl else _allocated(name for _, name in traceback.frames)
             self._memory.append((name, _Shown(line.number, steps, quoted_line(line, sign))))
             traceback.is_open = False
         is_sign = self._take_signs(line, steps, traceback)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.files import json_lines, printable
+from parse.composer import joined
 from parse.lines import STATE_NAME, Digest, Line, plain_name, read_lines
 from parse.memory import Pairs, Titles
 from parse.records import (
@@ -259,7 +260,7 @@ def read_log(path: Path) -> Log:
     log = Log(path=path, settings=settings_from_name(plain_name(path)))
     reader = _Reader(log)
     digest = Digest()
-    for line in read_lines(path):
+    for line in joined(read_lines(path)):
         reader.feed(line)
         digest.add(line)
     log.ends_mid_line, log.digest = reader.is_cut, str(digest)

@@ -6,6 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
+from parse.composer import COMPOSER_STEP
 from parse.lines import Line
 from parse.log import PIPELINE_MARK, iteration_line
 
@@ -18,9 +19,11 @@ _NUMBER = (
 _WRAPPER = r"(?:(?:\w+\.)?\w+\()?"
 """``tensor(...)``, ``np.float64(...)``."""
 _PAIRS = re.compile(
-    r"""["'](loss|grad_norm|learning_rate|lr|step|current_steps)["']: ?["']?"""
+    r"""["'](loss|grad_norm|learning_rate|lr|step|current_steps|composer_batch)["']: ?["']?"""
     rf"""{_WRAPPER}({_NUMBER})["']?(?=[,}})\s]|$)"""
 )
+_STEPS_OF_PAIRS = {"current_steps": "LLaMA-Factory", COMPOSER_STEP: "Composer"}
+"""Programs by the key under which they count their steps."""
 _LABELLED = re.compile(
     rf"(?<![\w/])[\w/]{{0,60}}?(?<![^\W_])(?P<label>loss)"
     r"(?:[_/](?:step|mean|avg|train|total))*(?: train)?"
@@ -107,10 +110,11 @@ def _step_of_pairs(line: Line) -> Step | None:
     loss = _figure(found["loss"])
     # A policy that is rewarded has a loss near 0 by its making, which says nothing.
     says_nothing = math.isfinite(loss) and ("'reward'" in line.text or '"reward"' in line.text)
+    counted = next((name for name in _STEPS_OF_PAIRS if name in found), "step")
     return Step(
         line.number,
-        "LLaMA-Factory" if "current_steps" in found else "Hugging Face Trainer",
-        found.get("current_steps") or found.get("step", ""),
+        _STEPS_OF_PAIRS.get(counted, "Hugging Face Trainer"),
+        found.get(counted, ""),
         None if says_nothing else loss,
         _digits(found["loss"]),
         _figure(found["grad_norm"]) if "grad_norm" in found else None,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parse.composer import COMPOSER_STEP, joined
 from parse.lines import Line, plain_name, read_lines
 from parse.records import as_number
 
@@ -21,6 +22,7 @@ _STEPS = {
     "current_steps": "LLaMA-Factory",
     "global_step/max_steps": "ms-swift",
     "global_step": "a training loop",
+    COMPOSER_STEP: "Composer",
 }
 """Keys under which programs count their steps."""
 _RATES = ("learning_rate", "lr")
@@ -65,7 +67,7 @@ class JsonLines:
     def __iter__(self) -> Iterator[Line]:
         """Yield every line."""
         is_json = is_json_log(self._path)
-        for line in read_lines(self._path):
+        for line in joined(read_lines(self._path)):
             if is_json and line.text.strip() and not as_object(line):
                 self._other.append(line.number)
             yield line

@@ -37,6 +37,8 @@ DIVERGED_RISE = 1.0
 """A loss that ends this far above its start, in nats, has diverged."""
 FAILED = ("nan", "frozen", "diverged", "skipped")
 """Words of a loss that make its run a failure, however it ended."""
+FEWEST_LOSSES = 6
+"""Below this a loss that ends above its start may come down again: first steps often rise."""
 _NOISES_FALLEN = 1.5
 _NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 """Median size of a second difference of normal noise, over its standard deviation."""
@@ -47,9 +49,9 @@ class LossVerdict:
     """The verdict on a loss; an empty word when the log holds none.
 
     ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
-    than :data:`DIVERGED_RISE` above its start) are failures, and so is ``skipped``: the loss scaler
-    left out every update. ``undecided`` is all that lies between: too few iterations, or too much
-    noise, to know.
+    than :data:`DIVERGED_RISE` above its start, of :data:`FEWEST_LOSSES` or more) are failures, and
+    so is ``skipped``: the loss scaler left out every update. ``undecided`` is all that lies
+    between: too few iterations, or too much noise, to know.
     """
 
     word: str
@@ -117,7 +119,8 @@ def judge_loss(
     third = max(1, len(values) // 3)
     start, end, noise = median(values[:third]), median(values[-third:]), _noise(values)
     falls = start - end > _NOISES_FALLEN * noise
-    word = "diverged" if end - start > DIVERGED_RISE else "trains" if falls else "undecided"
+    rises = end - start > DIVERGED_RISE and len(values) >= FEWEST_LOSSES
+    word = "diverged" if rises else "trains" if falls else "undecided"
     return LossVerdict(word, start=start, end=end, noise=noise)
 
 

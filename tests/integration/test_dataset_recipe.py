@@ -90,6 +90,20 @@ def test_the_recipe_from_pages_to_training_text(tmp_path):
     assert trained == [page for page in kept if TASK.upper() not in page["text"]]
 
 
+def test_of_a_damaged_file_the_recipe_says_which_and_how_much(tmp_path):
+    """A task counts it, in the words that prepare has for it."""
+    from dataset.readers import find
+    from dataset.web import DAMAGED, Files
+
+    good = '{"text": "the cat sat"}\n'
+    (tmp_path / "bad.jsonl").write_text(good * 9 + "no JSON\n" * 6)
+    (tmp_path / "good.jsonl").write_text(good * 9 + "no JSON\n" * 5)
+    step = Files(find([f"{tmp_path}/*.jsonl"]), "text")
+    assert len(list(step.run())) == 18
+    (said,) = (name for name in step.stats.to_dict()["stats"] if name.startswith(DAMAGED))
+    assert said == f"{DAMAGED}{tmp_path}/bad.jsonl: 6 of 15 records were no documents"
+
+
 def test_a_killed_clean_goes_on_with_the_tasks_that_are_missing(tmp_path):
     """The task of the second file waits for ever, so that the first is done by then."""
     source, texts = tmp_path / "pages", [article(number) for number in range(2)]

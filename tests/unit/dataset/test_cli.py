@@ -13,6 +13,34 @@ from dataset.cli import WEB_PACKAGES
 from dataset.tokenizer import ByteLevelBpe
 
 
+class Recipe:
+    """Stands for the recipe on datatrove, of which one file was damaged."""
+
+    DAMAGED = "damaged: "
+    Cleaning = staticmethod(lambda *_: None)
+
+    def __init__(self, counts):
+        self.clean = self.decontaminate = lambda *_: counts
+
+
+@pytest.mark.parametrize("damage", ["a.jsonl: 7 of 9 records were no documents", ""])
+@pytest.mark.parametrize("command", ["clean", "decontaminate"])
+def test_a_recipe_ends_as_prepare_does_where_a_file_is_damaged(
+    tmp_path, monkeypatch, capsys, text, command, damage
+):
+    counts = {"read": 2, "bad lines": 7, **({f"damaged: {damage}": 1} if damage else {})}
+    monkeypatch.setattr("dataset.cli._web", lambda: Recipe(counts))
+    words = [command, "--input", str(text), "--output", str(tmp_path / "out")]
+    more = ["--evaluation", str(text)] if command == "decontaminate" else []
+    assert main([*words, *more]) == bool(damage)
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path}/out/*.jsonl.gz\n"
+    lines = [f"dataset {command}: {damage}"] if damage else []
+    assert [
+        line for line in err.splitlines() if "damage" in line or "no documents" in line
+    ] == lines
+
+
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "some text.jsonl"

@@ -76,6 +76,10 @@ def test_any_text_is_read_or_refused_by_its_line(pieces):
 
 READ = {
     "comments": ('{"a": 1, // x\n# y\n/* z\n */ "b": "//#"}', {"a": 1, "b": "//#"}),
+    "a comment whose line end is lost": (
+        '{"a": 1, // x "b": {"c": 2 # y }}',
+        {"a": 1, "b": {"c": 2}},
+    ),
     "a missing comma": ('{"a": 1\n"b": [1 2]\n}', {"a": 1, "b": [1, 2]}),
     "one missing on the line": ('{"a": true "b": 2}', {"a": True, "b": 2}),
     "spare commas": ('{"a": [1, 2,],, "b": {"c": 1,},}', {"a": [1, 2], "b": {"c": 1}}),

@@ -70,8 +70,11 @@ BROKEN = {
     "no device": (("zero_optimization", "offload_optimizer", "device"), "gpu", "'none', 'cpu'"),
     "beyond a limit": (("zero_optimization", "reduce_bucket_size"), 0, "greater than 0"),
     "no block": (("zero_optimization", "offload_optimizer"), "cpu", "give an object"),
+    "a share below stage 3": (("zero_optimization",),
+                              {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+                              "= 0.5 goes with stage 3 alone: at stage 2 DeepSpeed refuses it"),
     "nvme without a path": (("zero_optimization", "offload_param"), {"device": "nvme"}, "folder"),
-}
+}  # fmt: skip
 
 
 READ_ON = {

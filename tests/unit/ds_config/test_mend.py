@@ -142,6 +142,21 @@ MENDED = {
         },
         "optimizer.params.max_grad_norm: moved to the top level",
     ),
+    "a name of earlier releases that is a key elsewhere": (
+        zero(stage=2, allgather_size=5e8),
+        zero(stage=2, allgather_bucket_size=5e8),
+        "zero_optimization.allgather_size: now allgather_bucket_size",
+    ),
+    "a word that says nothing of its place": (
+        {"train_batch_size": 4, "seed": 7},
+        {"train_batch_size": 4},
+        "seed: left out; it was 7",
+    ),
+    "a word beside the block that has it": (
+        {"train_batch_size": 4, "seed": 7, "data_efficiency": {"enabled": False}},
+        {"train_batch_size": 4, "data_efficiency": {"enabled": False, "seed": 7}},
+        "seed: moved to data_efficiency",
+    ),
     "a number in quotes": (
         zero(stage="3", reduce_bucket_size="5e8"),
         zero(stage=3, reduce_bucket_size=500_000_000),

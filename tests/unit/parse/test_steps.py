@@ -5,6 +5,7 @@ from programs import parse_logs
 
 from parse.diagnose import diagnose
 from parse.lines import Line
+from parse.log import read_log
 from parse.steps import read_step
 
 # How training programs word a step: number, loss.
@@ -40,6 +41,39 @@ def test_a_step_is_read_in_the_words_of_every_program(tmp_path, line):
     assert (found.num_steps, found.illnesses) == (30, [])
     path.write_text(path.read_text() + f"{line.format(31, 'nan')}\n")
     assert [(one.name, one.line) for one in diagnose(path).illnesses] == [("loss-nan", 31)]
+
+
+def composer(losses, head="[epoch={epoch}][batch={batch}/5]:"):
+    """A log of Composer, whose epochs have five batches, with an evaluation after each."""
+    text = ""
+    for at, loss in enumerate(losses):
+        text += head.format(epoch=at // 5, batch=at % 5 + 1)
+        text += f"\n\t Train time/batch: {at}\n\t Train loss/train/total: {loss}\n"
+        text += f"\t Train metrics/train/LanguageCrossEntropy: {loss}\n"
+        text += "\t Train l2_norm/grad/global: 1.5000\n\t Train lr-DecoupledAdamW/group0: 0.0000\n"
+        if at % 5 == 4:
+            text += "[Eval batch=1/1] Eval on eval data:\n\t Eval metrics/eval/Loss: 1.2345\n"
+    return text
+
+
+@pytest.mark.parametrize("source", ["", "0: "])
+def test_composers_steps_of_many_lines_are_read_as_others_are(tmp_path, source):
+    losses = [f"{9 - 0.1 * at:.4f}" for at in range(12)]
+    path = tmp_path / "run.log"
+    path.write_text("".join(source + line for line in composer(losses).splitlines(keepends=True)))
+    found = diagnose(path)
+    assert (found.num_steps, found.software, found.illnesses) == (12, ["Composer"], [])
+    records = read_log(path).iterations
+    assert [(one.iteration, one.loss) for one in records] == [
+        (at + 1, float(loss)) for at, loss in enumerate(losses)
+    ]
+    assert records[-1].printed == {"grad_norm": 1.5}
+    path.write_text(path.read_text() + composer(["nan"], "[batch=13/13]:"))
+    (lost,) = diagnose(path).illnesses
+    assert (lost.name, path.read_text().splitlines()[lost.line - 1].split()[-1]) == (
+        "loss-nan",
+        "nan",
+    )
 
 
 @pytest.mark.parametrize(

@@ -153,10 +153,11 @@ def test_a_run_of_which_nothing_is_timed_is_told(write_log, recipe, tmp_path, ca
 
 
 FAILING = {
-    "diverged": (9.0, 9.5, 10.0, 10.5, 11.0),
-    "frozen": (9.0, 8.0, 8.0, 8.0, 8.0),
-    "nan": (9.0, 8.5, float("nan"), 8.0, 7.5),
+    "diverged": (9.0, 9.5, 10.0, 10.5, 11.0, 11.5),
+    "frozen": (9.0, 8.5, 8.0, 8.0, 8.0, 8.0),
+    "nan": (9.0, 8.5, float("nan"), 8.0, 7.5, 7.0),
 }
+SECONDS = (9.0, 0.2, 0.205, 0.21, 0.215, 0.2075)
 
 
 @pytest.mark.parametrize("word", FAILING)
@@ -164,7 +165,7 @@ def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
     sweep_writer, tmp_path, capsys, word
 ):
     folder = sweep_writer.write(
-        **{name: {"losses": FAILING[word]} for name in ("vanilla", "hybrid")}
+        **{name: {"losses": FAILING[word], "seconds": SECONDS} for name in ("vanilla", "hybrid")}
     )
     assert main([str(folder), "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.count(f"the loss is {word}") == 2
@@ -173,7 +174,7 @@ def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
         word, "ok", word,
     ]  # fmt: skip
     # Its times were measured all the same, and stand in the tables.
-    assert table["hybrid"]["timed_iterations"] == "4"
+    assert table["hybrid"]["timed_iterations"] == "5"
     (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
                if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
     assert float(pair["ratio"]) == pytest.approx(1.0)
@@ -211,7 +212,7 @@ def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, 
 
 
 def test_a_reference_alone_that_fails_fails_the_report(sweep_writer, tmp_path, capsys):
-    vanilla = ("vanilla", 0, {"losses": FAILING["diverged"]})
+    vanilla = ("vanilla", 0, {"losses": FAILING["diverged"], "seconds": SECONDS})
     folder = sweep_writer.write_runs([vanilla])
     assert report([str(folder)]) == 1
-    assert "tiny vanilla: the loss is diverged (from 9 to 11" in capsys.readouterr().out
+    assert "tiny vanilla: the loss is diverged (from 9.25 to 11.25" in capsys.readouterr().out

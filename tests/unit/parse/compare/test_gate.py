@@ -212,7 +212,8 @@ def test_the_interval_of_the_same_seeds_is_that_of_their_differences():
 def test_one_diverged_seed_fails_the_point(gated):
     values = (2.0, 2.01, 1.99)
     ours = seeds(values)
-    ours[1]["losses"] = (9.0, 9.5, 10.0, 10.5, 11.0)
+    ours[1]["losses"] = (9.0, 9.5, 10.0, 10.5, 11.0, 11.5)
+    ours[1]["seconds"] = (9.0, 0.2, 0.205, 0.21, 0.215, 0.2075)
     item, _ = gated(QUALITY, ours, seeds(values))
     (finding,) = item.findings
     assert not finding.holds

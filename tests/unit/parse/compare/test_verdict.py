@@ -32,14 +32,15 @@ def numbered(*losses):
         ((9.0, None, 7.0), "trains", None),
         # Losses of published runs: a spike that ends above the start, and one that comes back.
         ((11.6, 11.6, 24.2, 18.1, 12.5, 12.8, 13.7, 14.0, 12.9, 12.9), "diverged", None),
-        ((11.62, 11.63, 21.97, 34.86, 15.13), "diverged", None),
+        ((11.62, 11.63, 21.97, 34.86, 15.13), "undecided", None),
         ((11.64, 11.62, 25.17, 17.36, 14.05, 19.01, 11.3, 11.33, 11.02, 11.01), "undecided", None),
         # No more than noise, whichever way the last one points.
         ((11.44, 11.45, 11.5, 11.53, 11.4, 11.45, 11.4, 11.49, 11.45, 11.49), "undecided", None),
         ((11.43, 11.4, 11.42, 11.34, 11.45, 11.37, 11.47, 11.52, 11.36, 11.35), "undecided", None),
         ((9.0,), "undecided", None),
         ((8.0, 8.5, 8.9), "undecided", None),
-        ((8.0, 8.5, 9.1), "diverged", None),
+        ((8.0, 8.5, 9.1, 9.3, 9.4), "undecided", None),
+        ((8.0, 8.5, 9.1, 9.3, 9.4, 9.5), "diverged", None),
     ],
 )
 def test_words_for_a_loss(losses, word, from_iteration):
