@@ -48,6 +48,27 @@ def test_links_in_documents_lead_somewhere():
     assert [f"{short(p)} links to {to}" for p, to in links if not (p.parent / to).exists()] == []
 
 
+def anchors(path):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_a_section_name_one_that_is_there():
+    links = [
+        (path, path.parent / name if name else path, anchor)
+        for path in documents()
+        for name, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", path.read_text())
+    ]
+    assert len(links) > 20
+    assert [
+        f"{short(path)}: {page.name}#{anchor}"
+        for path, page, anchor in links
+        if anchor not in anchors(page)
+    ] == []
+
+
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 
 
