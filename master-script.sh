@@ -32,7 +32,8 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
-        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS
+        --raw               the runs' logs in place of a line that tells how each fares
+        --monitor-interval SECONDS, 0 for never
 where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
         --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from configs.cli import Parser, run_command, say
+from configs.published import read_published
 from configs.study import default_study
 from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -35,7 +36,6 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import StockOffload, Workload
-from launch.simulate.command import read_published
 from launch.simulate.workloads import paper_software
 
 BASELINE, HYBRID = paper_software()[""], paper_software()["stride"]

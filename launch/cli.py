@@ -106,7 +106,7 @@ def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]
     return {name: given[name] for name in names if given.get(name) is not None}
 
 
-def add_run_options(parser: Parser, echo: bool) -> None:
+def add_run_options(parser: Parser) -> None:
     """Add the options of every command that starts runs."""
 
     def value(flag: str, metavar: str, text: str, **more: Any) -> None:
@@ -120,9 +120,8 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     value("--hang-timeout", "SECONDS", hang, type=or_0)
     monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
     value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
-    both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
-    shown = text.format("yes" if echo else "no")
-    parser.add_argument("--echo", action=both, default=echo, help=shown)
+    raw = "print the log as it grows, in place of a line that tells how the run fares"
+    parser.add_argument("--raw", action="store_true", help=raw)
     share = "measure beside the runs of other calls on this machine [default: take turns]"
     parser.add_argument("--share", action="store_true", help=share)
     memory = "start a run even if memory looks short"

@@ -66,7 +66,7 @@ def build_parser() -> Parser:
         ("seed", "seed of the weights and of the order of samples"),
     ):
         parser.add_argument(f"--{name}", metavar="V", help=text)
-    cli.add_run_options(parser, echo=True)
+    cli.add_run_options(parser)
     return parser
 
 

@@ -36,7 +36,7 @@ from launch.records import Record
 from launch.simulate.workloads import workload_of
 
 if TYPE_CHECKING:  # trainers ask this module where their ranks run
-    from launch.execute import RunOptions
+    from launch.task import RunOptions
     from launch.trainers.protocol import Trainer
 
 MARGIN = 1.1

@@ -5,6 +5,7 @@ POINT is a file, or the name of one of the study's points.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from configs.schema import Point
 from configs.study import Study
 from launch import cli, fit
 from launch.data import with_data
-from launch.execute import RunOptions, Task, describe, execute
+from launch.execute import execute
+from launch.preview import describe
+from launch.process.live import LiveLine
+from launch.task import RunOptions, Task
 
 SINGLE_RUNS = "single"
 """Sweep folder of runs started one by one."""
@@ -60,8 +64,15 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     memory_check = not given.no_memory_check and not options.launcher.is_far
     fit.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
-    with options.turn(say):
-        outcome = execute(task, options)
+    head = point.name or f"{point.model.name} {point.engine}"
+    live = LiveLine(head, point.iterations)
+    with options.turn(say), contextlib.closing(live):
+        outcome = execute(task, options, live)
+    # Imported here: whoever asks for --help need not wait for it.
+    from parse.summary import summary
+
+    for line in summary(outcome.folder.log):
+        say(line)
     say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:
         complain(f"{outcome.status.status}: {outcome.status.cause}")
@@ -73,7 +84,7 @@ def build_parser(study: Study) -> Parser:
     parser = Parser("python -m launch.run", "Run one point.")
     parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
     cli.add_study_option(parser)
-    cli.add_run_options(parser, echo=True)
+    cli.add_run_options(parser)
     cli.add_field_options(parser, study)
     return parser
 

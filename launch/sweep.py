@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 import sys
 import time
 from argparse import Namespace
@@ -12,16 +10,15 @@ from dataclasses import replace
 from functools import partial
 
 from configs.cli import EXIT_USAGE, Parser, complain, count, duration, run_command, say
-from configs.errors import ConfigError, explain
-from configs.naming import Namer, flat
+from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
+from launch.choose import choose_points
 from launch.data import with_data
 from launch.derive import derive
-from launch.execute import RunOptions, describe
 from launch.fit import (
     DTYPE_TEXT,
     GPU_PROFILE,
@@ -35,6 +32,7 @@ from launch.fit import (
 )
 from launch.launchers import TORCHRUN
 from launch.listing import listing
+from launch.preview import dry_run
 from launch.simulate.command import Simulation, simulate_sweep
 from launch.sweep_runner import (
     Plan,
@@ -42,10 +40,9 @@ from launch.sweep_runner import (
     all_records,
     reasons_in_index,
     run_all,
-    total_text,
-    what_would_run,
     write_index,
 )
+from launch.task import RunOptions
 from launch.trainers import trainer_of
 
 
@@ -116,91 +113,6 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
 
 
-def choose_points(
-    points: Sequence[Point], only: Sequence[str], index: int | None = None
-) -> list[str]:
-    """Return the names of the points that ``--only`` or ``--index`` asks for, in the plan's order.
-
-    ``only`` has what tells points, see :func:`_meant`; ``index`` counts from 1.
-
-    Raises:
-        ConfigError: nothing is meant by one of them; the points are named.
-    """
-    names = [point.name for point in points]
-    if index is not None:
-        if index > len(names):
-            raise ConfigError(f"--index {index}: the plan has points 1 to {len(names)}")
-        return [names[index - 1]]
-    chosen: set[str] = set()
-    for word in only:
-        found = _meant(word, points)
-        if not found:
-            raise ConfigError(explain.unknown("point", word, names))
-        chosen.update(found)
-    return [name for name in names if name in chosen] if only else names
-
-
-def _meant(given: str, points: Sequence[Point]) -> list[str]:
-    """Return the names of the points that some words mean, as narrowly as they can be taken.
-
-    A name or a pattern with ``*``; else words of the name, of which a number stands beside its
-    word, before it or after it; else a part of the name; else a setting that the name does not
-    tell, such as ``layers 8``. Large letters are as small ones.
-    """
-    words = given.lower().replace(",", " ").split()
-    text, pairs = " ".join(words), _with_their_numbers(words)
-    names = {point.name: point.name.lower() for point in points}
-
-    def is_setting(point: Point) -> bool:
-        namer, fields = Namer(point.study), flat(point)
-        settings = (namer.setting(name, value) for name, value in fields.items())
-        return sorted(words) in (sorted(setting.lower().split()) for setting in settings)
-
-    for found in (
-        [name for name, own in names.items() if own == text],
-        [name for name, own in names.items() if fnmatch.fnmatchcase(own, text)],
-        [name for name, own in names.items() if all(_stands_in(own.split(), p) for p in pairs)],
-        [name for name, own in names.items() if text in own],
-        [point.name for point in points if is_setting(point)],
-    ):
-        if found:
-            return found
-    return []
-
-
-def _with_their_numbers(words: Sequence[str]) -> list[list[str]]:
-    """Pair each number with the word before it, or else after it: ``[[tiny], [dp, 4]]``."""
-    pairs: list[list[str]] = []
-    for word in words:
-        is_number = re.fullmatch(r"[\d.]+", word) is not None
-        last = pairs[-1] if pairs else []
-        if len(last) == 1 and is_number != (re.fullmatch(r"[\d.]+", last[0]) is not None):
-            last.append(word)
-        else:
-            pairs.append([word])
-    return pairs
-
-
-def _stands_in(words: Sequence[str], some: Sequence[str]) -> bool:
-    places = range(len(words) - len(some) + 1)
-    return any(sorted(words[at : at + len(some)]) == sorted(some) for at in places)
-
-
-def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
-    """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON."""
-    decisions = what_would_run(plan, request)
-    for point in plan.points:
-        if point.name in names:
-            lines = [
-                f"runs     {'yes' if one.run else 'no'}: {one.why or 'never run before'}"
-                + (f" (repeat {number})" if plan.sweep.repeats > 1 else "")
-                for number, one in enumerate(decisions[point.name], start=1)
-            ]
-            text = describe(point, plan.machine, plan.options, lines)
-            say(f"{text}\n")
-    say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
-
-
 def build_parser(study: Study) -> Parser:
     """Return the options of the main job, with one for each field of the study's points."""
     parser = Parser("bash master-script.sh", "Run a sweep, then make its report.")
@@ -227,7 +139,7 @@ def build_parser(study: Study) -> Parser:
     choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
     _add_simulation_options(parser)
-    cli.add_run_options(parser, echo=False)
+    cli.add_run_options(parser)
     cli.add_field_options(parser, study, left_out=cli.NOT_OF_SWEEPS)
     return parser
 
@@ -296,31 +208,40 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
         deadline_s=deadline_s,
     )
     if given.dry_run:
-        if given.size == "full" and not plan.machine.gpu_free_bytes:
-            # As a machine with GPUs would run it.
-            cuda = {"device": "cuda"}
-            as_there = [
-                point.model_copy(update=cuda if point.device == "auto" else {})
-                for point in plan.points
-            ]
-            plan = replace(plan, points=tuple(as_there))
-        dry_run(plan, names, request)
+        is_full = given.size == "full" and not plan.machine.gpu_free_bytes
+        dry_run(_as_with_gpus(plan) if is_full else plan, names, request)
         return 0
     if given.report_only:
-        records = all_records(plan, request)
-        if not records:
-            complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
-            return EXIT_USAGE
-        tasks = plan.tasks()
-        if {task.point_key for task in tasks}.isdisjoint(record.point_key for record in records):
-            complain(
-                f"error: the runs in {plan.folder} are of other points than these, as on another "
-                "machine or with other options; report them by "
-                f"`python -m parse.report {plan.folder}`"
-            )
-            return EXIT_USAGE
-        write_index(plan, tasks, records, reasons_in_index(plan.folder))
-        return derive(plan.folder, plan.sweep.figures)
+        return _report_anew(plan, request)
+    return _run(plan, names, request, with_report=not given.no_report)
+
+
+def _as_with_gpus(plan: Plan) -> Plan:
+    points = [
+        point.model_copy(update={"device": "cuda"} if point.device == "auto" else {})
+        for point in plan.points
+    ]
+    return replace(plan, points=tuple(points))
+
+
+def _report_anew(plan: Plan, request: Request) -> int:
+    records = all_records(plan, request)
+    if not records:
+        complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
+        return EXIT_USAGE
+    tasks = plan.tasks()
+    if {task.point_key for task in tasks}.isdisjoint(record.point_key for record in records):
+        complain(
+            f"error: the runs in {plan.folder} are of other points than these, as on another "
+            "machine or with other options; report them by "
+            f"`python -m parse.report {plan.folder}`"
+        )
+        return EXIT_USAGE
+    write_index(plan, tasks, records, reasons_in_index(plan.folder))
+    return derive(plan.folder, plan.sweep.figures)
+
+
+def _run(plan: Plan, names: Sequence[str], request: Request, *, with_report: bool) -> int:
     here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]
     if all(why_not_here(point, *here) for point in chosen):
@@ -330,7 +251,7 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
     if progress.stop_signal:
         say(f"interrupted; what is done is in {plan.folder}, the same command goes on")
         return 128 + progress.stop_signal
-    derived = 0 if given.no_report else derive(plan.folder, plan.sweep.figures)
+    derived = derive(plan.folder, plan.sweep.figures) if with_report else 0
     return 1 if progress.failed or progress.interrupted else derived
 
 

@@ -17,8 +17,9 @@ from configs.files import read_json, write_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
-from launch.execute import Outcome, RunOptions, Task, execute
+from launch.execute import Outcome, execute
 from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
+from launch.process.live import LiveLine
 from launch.process.supervise import end_leftovers
 from launch.process.watch import duration_text
 from launch.records import (
@@ -33,6 +34,7 @@ from launch.records import (
     read_records,
     sweep_dir,
 )
+from launch.task import RunOptions, Task
 
 INDEX = "sweep.json"
 """What a sweep asks for, the run that stands for each point, and how it went."""
@@ -193,17 +195,31 @@ class _Call:
         return None
 
     def _late(self, task: Task, records: Sequence[Record]) -> str:
-        """Why a run is not likely to end in time; this call's runs beat a rough guess."""
+        """Why a run is not likely to end in time."""
         left_s = self._left_s()
         if left_s is None:
             return ""
-        expected = estimate(task.point, self.plan.machine, records)
-        seconds = expected.seconds or 0.0
-        if expected.how != AS_BEFORE:
-            seconds = self.progress.slowest_s or seconds
+        seconds = self._expected_s(task, records)
         if 0 < left_s >= seconds:
             return ""
         return f"it takes about {seconds:.0f} s, and {left_s:.0f} s of --minutes are left"
+
+    def _expected_s(self, task: Task, records: Sequence[Record]) -> float:
+        """Seconds that a run will take; this call's runs beat a rough guess."""
+        expected = estimate(task.point, self.plan.machine, records)
+        seconds = expected.seconds or 0.0
+        return seconds if expected.how == AS_BEFORE else self.progress.slowest_s or seconds
+
+    def _later_s(self, task: Task) -> float | None:
+        """Seconds that the runs after this one will take; None where there are none."""
+        records, later = self._records(), self.tasks[self.tasks.index(task) + 1 :]
+        left = [
+            self._expected_s(one, records)
+            for one in later
+            if self.request.asks(one.point.name)
+            and decide(one.keys, records, self.request.again, one.setup).run
+        ]
+        return sum(left) if left else None
 
     def _left_s(self) -> float | None:
         deadline_s = self.request.deadline_s
@@ -214,8 +230,10 @@ class _Call:
         options, progress = self.plan.options, self.progress
         limits_s = [s for s in (options.timeout_s, self._left_s()) if s is not None]
         options = replace(options, timeout_s=min(limits_s, default=None))
+        live = LiveLine(head, task.point.iterations, self._later_s(task))
         try:
-            outcome = execute(task, options)
+            with contextlib.closing(live):
+                outcome = execute(task, options, live)
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1

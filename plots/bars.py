@@ -5,11 +5,9 @@ All are grids of panels of horizontal bars: a row a case or a quantity, a column
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -17,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from configs.errors import ConfigError
-from configs.study import ResultsFigure, Study, Style, load_study
+from configs.published import published_runs
+from configs.study import ResultsFigure, Study, Style
 from plots.canvas import fold, plain, sheet, watermark
 from plots.data import (
     Value,
@@ -116,7 +114,7 @@ def draw_results(tables: Tables, figure: ResultsFigure, *, asked: bool = True) -
     """
     del asked
     data, study = observe(tables, figure.y), tables.study
-    others = published(study)
+    others = published_runs(study)
     rows = []
     for shown in (quantity(name, study) for name in figure.y):
         bars = [
@@ -139,40 +137,6 @@ def draw_results(tables: Tables, figure: ResultsFigure, *, asked: bool = True) -
     if any(bar.source == PUBLISHED for [panel] in rows for bar in panel.bars):
         notes.append("hollow: published by others on other hardware and data, not measured here")
     return _draw(tables, rows, notes)
-
-
-def published(study: Study) -> dict[str, dict[str, float]]:
-    """Return what ``published.csv`` of a study's folder has: quantity, label, value.
-
-    Raises:
-        PlotError: the file is of another form.
-    """
-    path = (_folder(study) or Path("no folder")) / "published.csv"
-    if not path.is_file():
-        return {}
-    text = path.read_text(encoding="utf-8").splitlines()
-    found: dict[str, dict[str, float]] = {}
-    rows = csv.DictReader(line for line in text if not line.startswith("#"))
-    if "sweep" in (rows.fieldnames or ()):
-        return {}  # of points: what simulations stand beside
-    for row in rows:
-        try:
-            found.setdefault(row["quantity"], {})[row["label"]] = float(row["value"])
-        except (KeyError, TypeError, ValueError):
-            raise PlotError(
-                f"{path}: {row}: give label, quantity and a value that is a number"
-            ) from None
-    return found
-
-
-def _folder(study: Study) -> Path | None:
-    """Return the folder of the shipped study which a study that came with runs is, if any."""
-    try:
-        shipped = load_study(study.name)
-    except ConfigError:
-        return study.folder
-    is_shipped = (shipped.title, shipped.source) == (study.title, study.source)
-    return shipped.folder if is_shipped else study.folder
 
 
 def _published_bar(label: str, column: str, value: float) -> Bar:

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from configs.published import published_runs
 from configs.study import ResultsFigure
 from plots import canvas
-from plots.bars import published
 from plots.canvas import name_marks, sheet, watermark
 from plots.data import by_setting, describe, observe, pooled
 from plots.lines import line_style
@@ -50,7 +50,7 @@ def draw_tradeoff(tables: Tables, figure: ResultsFigure, *, asked: bool = True) 
     del asked
     data, study = observe(tables, figure.y), tables.study
     rate, *costs = (quantity(name, study) for name in figure.y)
-    others, every_setting = published(study), by_setting(data, study)
+    others, every_setting = published_runs(study), by_setting(data, study)
     usual, letters = every_setting[0].words if every_setting else (), dict[str, str]()
     panels, values = [], []
     for cost in costs:

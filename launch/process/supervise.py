@@ -194,9 +194,13 @@ class Ending:
 
 Beside = Callable[[Members], AbstractContextManager[object]]
 """Opened on the run's processes while the command runs."""
+Show = Callable[[ProgressWatch], object]
+"""Called again and again while the command runs, with how far it has come."""
 
 
-def supervise(job: Job, beside: Beside | None = None, echo: bool = False) -> Ending:
+def supervise(
+    job: Job, beside: Beside | None = None, echo: bool = False, show: Show | None = None
+) -> Ending:
     """Run a job to its end.
 
     SIGINT, SIGTERM and SIGHUP sent to us end the command: SIGTERM to each of its processes, SIGKILL
@@ -207,13 +211,14 @@ def supervise(job: Job, beside: Beside | None = None, echo: bool = False) -> End
         job: what to start.
         beside: opened when the command has started, closed when everything of it has ended.
         echo: copy the log to our standard output as it grows.
+        show: told how far the command has come.
 
     Raises:
         OSError: the log cannot be opened or a program cannot be started.
     """
     kills_before, started = count_oom_kills(), time.monotonic()
     with job.log.open("ab") as output, _stop_requests() as stops:
-        run = _Run(job, output, stops)
+        run = _Run(job, output, stops, show)
         try:
             with echoing(job.log) if echo else contextlib.nullcontext():
                 given_up = run.run(beside)
@@ -251,11 +256,12 @@ def _stop_requests() -> Iterator[list[int]]:
 class _Run:
     """The commands of a job that have been started and not been reaped."""
 
-    def __init__(self, job: Job, output: IO[bytes], stops: list[int]) -> None:
+    def __init__(self, job: Job, output: IO[bytes], stops: list[int], show: Show | None) -> None:
         self.members = Members(job.token)
         self._job = job
         self._output = output
         self._stops = stops
+        self._show = show
         self._companions: list[tuple[Companion, subprocess.Popen[bytes]]] = []
         self._main: subprocess.Popen[bytes] | None = None
 
@@ -327,7 +333,10 @@ class _Run:
             passed_s = time.monotonic() - begin
             if timeout_s is not None and passed_s > timeout_s:
                 return "timeout", f"not done after {passed_s:.0f} s; ended by --timeout"
-            if watch.look():
+            is_still = watch.look()
+            if self._show is not None:
+                self._show(watch)
+            if is_still:
                 return "hang", f"{watch.stall}; what its processes did is at the end of the log"
             if (lost := self._lost_companion()) and _exit_code(main) is None:
                 return "failed", lost

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -142,9 +143,13 @@ class ProgressWatch:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin to watch for silences longer than ``hang_s``; None adapts it, 0 allows any."""
+        self.has_begun = False
+        """Whether the ranks have said that what trains is built."""
+        self.iteration: dict[str, Any] = {}
+        """Fields of the newest iteration in the metrics; empty before the first."""
         # Each file with what finds an iteration's time in a line, and the times found, in ms.
         self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
-        for path, read in ((log, _ms_in_log), (metrics, _ms_in_metrics)):
+        for path, read in ((log, _ms_in_log), (metrics, self._ms_in_metrics)):
             if path is not None:
                 start = path.stat().st_size if path.exists() else 0
                 self._files.append((GrowingFile(path, start), read, []))
@@ -168,7 +173,7 @@ class ProgressWatch:
             times_ms += [milliseconds for milliseconds in found if milliseconds is not None]
             if file.has_grown:
                 self._idle_s = 0.0
-        iterations = max(len(times_ms) for *_, times_ms in self._files)
+        iterations = len(self.times_ms)
         limit_s = self._limit_s(iterations)
         if self._idle_s >= limit_s:
             after = f"iteration {iterations}" if iterations else "its start, no iteration yet"
@@ -184,21 +189,29 @@ class ProgressWatch:
         slowest_ms = max(max(times_ms, default=0.0) for *_, times_ms in self._files)
         return max(LEAST_S, SLOWEST_FACTOR * slowest_ms / 1000.0)
 
+    @property
+    def times_ms(self) -> list[float]:
+        """Times of the iterations so far, by the file that tells of more."""
+        return max((times_ms for *_, times_ms in self._files), key=len)
+
+    def _ms_in_metrics(self, line: bytes) -> float | None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(event, dict):
+            return None
+        self.has_begun |= event.get("event") == "start"
+        if event.get("event") != "iteration":
+            return None
+        self.iteration = event
+        took = event.get("iteration_ms")
+        return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
+
 
 def _ms_in_log(line: bytes) -> float | None:
     match = _ITERATION_LINE.search(line)
     return float(match[1]) if match else None
-
-
-def _ms_in_metrics(line: bytes) -> float | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or event.get("event") != "iteration":
-        return None
-    took = event.get("iteration_ms")
-    return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
 
 
 def add_note(log: Path, text: str) -> None:

@@ -49,7 +49,7 @@ def test_a_good_run_leaves_its_whole_record(results):
     ],
 )
 def test_a_bad_run_has_a_true_exit_code_and_a_cause(tmp_path, how, ranks, code, name, cause):
-    got, _, err = finish(start(how, tmp_path / "r", "--dp", ranks, "--no-echo"))
+    got, _, err = finish(start(how, tmp_path / "r", "--dp", ranks))
     record = status(tmp_path / "r")
     assert (got, record["status"], record["exit_code"]) == (code, name, code)
     assert cause in record["cause"]
@@ -108,7 +108,6 @@ def test_a_pair_of_the_users_own_is_trained_on(tmp_path):
         tmp_path / "r",
         "--device",
         "cpu",
-        "--no-echo",
     ]
     done = python("-m", "launch.run", "tiny-hybrid", "--iterations", "2", *words)
     assert done.returncode == 0, done.stderr

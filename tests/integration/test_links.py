@@ -108,7 +108,7 @@ def test_no_namespace_outlives_its_run_however_the_launcher_ends(tmp_path, numbe
 SMALL = (
     *("--pp", "2", "--dp", "1", "--iterations", "3", "--eval-interval", "2"),
     *("--eval-iterations", "20", "--model.layers", "2", "--model.seq-length", "16"),
-    *("--global-batch-size", "8", "--device", "cpu", "--dtype", "fp32", "--no-echo", "--share"),
+    *("--global-batch-size", "8", "--device", "cpu", "--dtype", "fp32", "--share"),
 )
 
 

@@ -23,7 +23,7 @@ def test_megatron_trains_equally_under_both_engines(tmp_path):
     found = {}
     for name, engine in ENGINES.items():
         command = ["-m", "launch.run", "tiny", *engine, "--dp", "2"]
-        command += ["--iterations", "3", "--micro-batch-size", "1", "--device", "cpu", "--no-echo"]
+        command += ["--iterations", "3", "--micro-batch-size", "1", "--device", "cpu"]
         command += ["--trainer", "megatron-deepspeed", "--megatron-dir", CHECKOUT]
         command += ["--results-dir", str(tmp_path / name), "--monitor-interval", "0"]
         done = python(*command)

@@ -102,7 +102,7 @@ def test_two_ranks_go_on_too(corpus, tmp_path):
 
 
 def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
-    command = ["-m", "launch.run", "tiny", "--no-echo", "--model.layers", "1"]
+    command = ["-m", "launch.run", "tiny", "--model.layers", "1"]
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
     command += ["--device", "cpu", "--engine", "hybrid", "--stride", "2"]
     command += ["--checkpoint", "background"]

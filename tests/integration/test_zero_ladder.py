@@ -81,7 +81,7 @@ def test_fp16_that_skips_every_update_fails_by_name(tmp_path):
     scale = tmp_path / "ds.json"
     scale.write_text('{"fp16": {"initial_scale_power": 60}}')
     words = ["tiny", "--study", "zero-ladder", "--engine", "stage-1", "--dtype", "fp16", *SMALL]
-    words += ["--deepspeed-config", str(scale), "--share", "--no-echo", "--device", "cpu"]
+    words += ["--deepspeed-config", str(scale), "--share", "--device", "cpu"]
     done = python("-m", "launch.run", *words, "--results-dir", str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "skipped: ended, but its loss is that of unchanged weights: all 4 updates" in done.stderr

@@ -123,3 +123,16 @@ def test_sigterm_unwinds_with_its_exit_code_and_the_handlers_are_put_back():
         cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
     assert caught.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_terminal_gets_lines_folded_and_a_file_gets_them_whole(capsys, monkeypatch):
+    long, path = " ".join(["word"] * 30), "/" + "x" * 120
+    cli.say(f"  {long}\n{path}")
+    assert capsys.readouterr().out == f"  {long}\n{path}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cli.say(f"  {long}\n{path}")
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert len(first) <= 100 < len(long)
+    assert second.startswith("      word")
+    assert f"{first.strip()} {second.strip()}" == long
+    assert third == path, "what can be copied stays whole"

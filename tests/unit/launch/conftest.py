@@ -6,10 +6,10 @@ import pytest
 from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
-from launch import execute as task_module
-from launch.execute import RunOptions
+from launch import task as task_module
 from launch.fit import HALF_TYPES, Machine
 from launch.sweep_runner import Plan
+from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer
 
 FAKES = Path(__file__).resolve().parent / "fakes"

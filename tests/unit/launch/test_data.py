@@ -9,9 +9,9 @@ from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
 from launch.data import data_prefix, data_record, data_words, look_at, with_data
-from launch.execute import RunOptions, Task
 from launch.identity import data_facts, point_key
 from launch.run import main as run_main
+from launch.task import RunOptions, Task
 
 TINY = make_point({"model": "tiny", "device": "cpu"})
 LARGE = make_point({"model": "7B", "device": "cpu"})

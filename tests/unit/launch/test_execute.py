@@ -8,8 +8,11 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import make_point
 from launch import execute
-from launch.execute import RunOptions, Task, companions, describe, ready_extensions
+from launch.execute import companions
 from launch.fit import Machine
+from launch.ops import ready_extensions
+from launch.preview import describe
+from launch.task import RunOptions, Task
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import fit, links
-from launch.execute import RunOptions
 from launch.fit import (
     HALF_TYPES,
     NO_PRODUCT,
@@ -24,6 +23,7 @@ from launch.fit import (
 from launch.identity import settings_key
 from launch.launchers import Launcher
 from launch.sweep import build_parser, make_plan
+from launch.task import RunOptions
 from launch.trainers import OWN_TRAINER, TRAINERS
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer

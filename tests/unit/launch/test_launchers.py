@@ -25,7 +25,7 @@ TORCHRUN = ("-m", "torch.distributed.run")
 
 def launcher(*words):
     parser = Parser("x", "y")
-    cli.add_run_options(parser, echo=False)
+    cli.add_run_options(parser)
     return Launcher.of(parser.read(words))
 
 

@@ -10,9 +10,9 @@ from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
 from launch import cli
 from launch.data import look_at
-from launch.execute import RunOptions, Task
 from launch.frameworks.imdb import reviews
 from launch.sweep import main
+from launch.task import RunOptions, Task
 from launch.trainers import trainer_of
 from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer
 
@@ -26,7 +26,7 @@ def point(**fields):
 
 def given(*words):
     parser = Parser("x", "y")
-    cli.add_run_options(parser, echo=False)
+    cli.add_run_options(parser)
     return parser.read(words)
 
 

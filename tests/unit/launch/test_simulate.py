@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.published import as_published, published_of, read_published
 from configs.study import default_study, load_study, make_point
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
@@ -16,7 +17,6 @@ from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.records import read_records
 from launch.simulate import workloads
-from launch.simulate.command import as_published, published_of, read_published
 from launch.simulate.workloads import workload_of
 from launch.sweep import main
 

@@ -7,12 +7,13 @@ import pytest
 from configs.errors import ConfigError
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory import GIB
-from launch import execute as task_module, run as run_command
+from launch import run as run_command, task as task_module
+from launch.choose import choose_points
 from launch.derive import derive
 from launch.ds_json import deepspeed_config
 from launch.fit import Machine
 from launch.simulate import workloads
-from launch.sweep import build_parser, choose_points, main, make_plan
+from launch.sweep import build_parser, main, make_plan
 from parse.records import LogError
 
 BASIC = load_sweep("basic")
@@ -141,7 +142,7 @@ def test_what_names_no_point_is_refused(only, index, words):
 
 @pytest.mark.parametrize(("how", "code"), [("nan", 1), ("falls", 0)])
 def test_the_exit_code_of_one_run_follows_its_loss(how, code, fake_trainer, tmp_path, capfd):
-    words = ["tiny", "--device", "cpu", "--trainer-module", fake_trainer(how), "--no-echo"]
+    words = ["tiny", "--device", "cpu", "--trainer-module", fake_trainer(how)]
     assert run_command.main([*words, "--results-dir", str(tmp_path)]) == code
     captured = capfd.readouterr()
     assert (f"nan: {tmp_path}" in captured.out) == (code == 1)

@@ -12,11 +12,13 @@ from processes import wait_for
 from configs.study import make_point
 from configs.sweep import make_sweep
 from deep_optimizer_states.predict.memory import GIB
-from launch import execute as task_module, sweep_runner
+from launch import sweep_runner, task as task_module
 from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Machine
+from launch.preview import dry_run
+from launch.process.live import LiveLine
 from launch.process.turn import LOCK_VARIABLE
 from launch.records import Driver, Status
-from launch.sweep import dry_run, main
+from launch.sweep import main
 from launch.sweep_runner import Request, run_all
 from parse.records import LogError
 
@@ -171,9 +173,9 @@ def test_a_rough_estimate_gives_way_to_the_runs_of_this_call(
     plan, fake_trainer, clock, monkeypatch
 ):
     monkeypatch.setattr(sweep_runner, "estimate", lambda *_: Estimate(5.0, "rough"))
-    tasks = []
+    tasks, later = [], []
 
-    def executed(task, options):
+    def executed(task, _options, live):
         tasks.append(task)
         return SimpleNamespace(
             status=Status("ok", seconds=30.0),
@@ -181,16 +183,24 @@ def test_a_rough_estimate_gives_way_to_the_runs_of_this_call(
             stop_signal=None,
         )
 
+    class Live(LiveLine):
+        def __init__(self, head, iterations, later_s):
+            later.append(later_s)
+            super().__init__(head, iterations, later_s)
+
     monkeypatch.setattr(sweep_runner, "execute", executed)
+    monkeypatch.setattr(sweep_runner, "LiveLine", Live)
     progress = run_all(plan(fake_trainer("ok")), Request(deadline_s=20.0))
     assert (len(tasks), progress.ok, progress.unfit) == (1, 1, 2)
+    run_all(plan(fake_trainer("ok")), Request())
+    assert later == [10.0, 10.0, 30.0, None], "a guess, then what this call's first run took"
 
 
 def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypatch):
     the_plan = plan(fake_trainer("hang"))
     given = []
 
-    def executed(task, options):
+    def executed(_task, options, _live):
         given.append(options.timeout_s)
         raise OSError("not started here")
 

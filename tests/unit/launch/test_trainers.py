@@ -19,7 +19,7 @@ LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5
 
 def trainer(*words):
     parser = Parser("x", "y")
-    cli.add_run_options(parser, echo=False)
+    cli.add_run_options(parser)
     return trainer_of(parser.read(words))
 
 

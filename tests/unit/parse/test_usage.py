@@ -6,6 +6,8 @@ import pytest
 from programs import parse_logs as main
 from rows import rows
 
+from parse.summary import summary
+
 LINES = [
     f"epoch=0/micro_step={step}/global_step={step}, RunningAvgSamplesPerSec={rate}, "
     f"CurrSamplesPerSec={rate}, MemAllocated={now}GB, MaxMemAllocated={peak}GB"
@@ -58,3 +60,22 @@ def test_a_gpu_counts_while_the_run_holds_memory_of_it(tables):
     [run] = rows(out / "runs.csv")
     assert float(run["gpu_peak_gib"]) == 5
     assert float(run["gpu_util_percent"]) == 50
+
+
+def test_a_run_is_summed_up_in_ten_lines(write_log, recipe, tmp_path):
+    log = write_log("run/log.log", text=recipe().text())
+    log.with_name("run.json").write_text(json.dumps({"log": log.name, "point": {"model": "m"}}))
+    log.with_name("monitor.jsonl").write_text(f"{sample(host_used_bytes=3 * GIB)}\n")
+    found = summary(log)
+    assert found[:4] == [
+        "  iteration    130.9 ms (median of 4)",
+        "  forward      12.8 ms",
+        "  backward     22.5 ms",
+        "  update       33.2 ms",
+    ]
+    assert "  rate         15.28 samples/s, 2.5 TFLOP/s a rank" in found
+    assert any(line.startswith("  loss         9.0000 to 8.0000 in 5 iterations") for line in found)
+    assert "  peak memory  3.00 GiB all ranks on the host" in found
+    assert found[-1] == "  files        its log, monitor.jsonl, run.json"
+    assert len(found) <= 10
+    assert summary(tmp_path / "none.log") == []

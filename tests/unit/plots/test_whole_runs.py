@@ -4,8 +4,9 @@ import csv
 
 import pytest
 
+from configs import published
+from configs.errors import ConfigError
 from configs.study import load_study, study_from
-from plots import bars
 from plots.registry import figures
 from plots.tables import PlotError, read_tables
 
@@ -74,16 +75,16 @@ def test_runs_that_differ_in_a_setting_or_in_an_engines_own_field_have_bars_of_t
 def test_what_was_published_belongs_to_the_shipped_study_alone():
     table = IMDB.as_table()
     engines = {name: row for name, row in table["engines"].items() if name != "deepspeed-stage-1"}
-    assert "batch_s" in bars.published(study_from({**table, "engines": engines}, "it"))
+    assert "batch_s" in published.published_runs(study_from({**table, "engines": engines}, "it"))
     for change in ({"title": "Another"}, {"name": "of-mine"}):
-        assert bars.published(study_from({**table, **change}, "it")) == {}
+        assert published.published_runs(study_from({**table, **change}, "it")) == {}
 
 
 def test_a_damaged_row_is_named(tmp_path, monkeypatch):
     (tmp_path / "published.csv").write_text("label,quantity,value\nX,epoch_s,fast\n")
-    monkeypatch.setattr(bars, "_folder", lambda _: tmp_path)
-    with pytest.raises(PlotError, match=r"published\.csv: .*fast.*: give label, quantity"):
-        bars.published(IMDB)
+    monkeypatch.setattr(published, "_folder", lambda _: tmp_path)
+    with pytest.raises(ConfigError, match=r"published\.csv: .*fast.*: give label, quantity"):
+        published.published_runs(IMDB)
 
 
 def rung(engine, rate, memory, **more):
