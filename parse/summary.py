@@ -57,4 +57,4 @@ def _tokens_per_s(run: Run, row: dict[str, Any]) -> float | None:
     tokens, median_ms = last and last.event.get("tokens"), row.get("iteration_median_ms")
     if last is None or not isinstance(tokens, int) or not median_ms:
         return None
-    return 1000.0 * tokens / last.iteration / median_ms
+    return 1000.0 * tokens / last.iteration / float(median_ms)

@@ -25,7 +25,7 @@ def results(tmp_path):
 
 
 def test_a_good_run_leaves_its_whole_record(results):
-    code, out, err = finish(start("ok", results))
+    code, out, err = finish(start("ok", results, "--raw"))
     assert (code, err) == (0, "")
     assert status(results)["status"] == "ok"
     folder = run_dir(results)
