@@ -8,14 +8,14 @@ usage() {
 usage: bash master-script.sh [options]
 
 Runs the engines of a study one after the other on the same data, and compares them. The default study
-is the paper's: stock DeepSpeed, asynchronous gradients and the hybrid update. Without a GPU a sweep
-runs in its small form, on a small model. The same command again goes on where it stopped: what is
+is the paper's: stock DeepSpeed, and the plugin with its policies all-host and stride. Without a GPU a
+sweep runs in its small form, on a small model. The same command again goes on where it stopped: what is
 done, with the same code on the same machine, stays; a point that is run again says why.
 
 what    --list              list studies with their sweeps, points and engines, and leave
         --study NAME        name or folder of a study [default the paper's]
         --sweep NAME        name or TOML file of a sweep [default the study's]; --all: every sweep
-        --engines A,B       these engines in place of the sweep's, as in vanilla,hybrid,dynamic; their
+        --engines A,B       these engines in place of the sweep's, as in stock,stride,dynamic; their
                             own fields are set like any other (--stride 4)
         --only POINT        this point alone: name, part of it or pattern; may be repeated
         --index N           the N-th point alone, as a task of a job array does

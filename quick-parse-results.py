@@ -57,7 +57,7 @@ def _refuse_mixed_up(vanilla: Log, ours: Log) -> None:
     if vanilla.path.samefile(ours.path):
         raise LogError(f"{ours.path}: is given twice; give a log of each engine")
     engines = [log.settings.get("engine") for log in (vanilla, ours)]
-    if engines[1] == "vanilla" and engines[0] not in (None, "vanilla"):
+    if engines[1] == "stock" and engines[0] not in (None, "stock"):
         raise LogError(
             f"{vanilla.path}: its name says {engines[0]}, and that of {ours.path} says "
             f"{engines[1]}: they are swapped; exchange the two"

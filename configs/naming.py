@@ -33,9 +33,12 @@ class Namer:
     study: Study
 
     def engine(self, point: Fields) -> str:
-        """Return ``vanilla``, ``hybrid stride 2``: the engine and fields that it alone takes."""
-        settings = (self.setting(name, point[name]) for name in self._set_fields(point))
-        return " ".join([str(point.get("engine") or UNKNOWN_ENGINE), *settings])
+        """Return ``stock``, ``stride 2``: the engine and fields that it alone takes."""
+        engine = str(point.get("engine") or UNKNOWN_ENGINE)
+        names = self._set_fields(point)
+        settings = [self.setting(name, point[name]) for name in names]
+        # An engine that is called as its own field is not named twice.
+        return " ".join(settings if engine in names else [engine, *settings])
 
     def engine_key(self, point: Fields) -> tuple[Any, ...]:
         """Return what tells an engine with its fields from others, sorted as figures show them."""
@@ -65,7 +68,7 @@ class Namer:
         return ", ".join(self._case_parts(point, varying))
 
     def name(self, point: Fields, varying: Sequence[str]) -> str:
-        """Return a point's name: ``7B subgroup 10M hybrid stride 2``."""
+        """Return a point's name: ``7B subgroup 10M stride 2``."""
         return " ".join([*self._case_parts(point, varying), self.engine(point)])
 
     def _case_parts(self, point: Fields, varying: Sequence[str]) -> list[str]:

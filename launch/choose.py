@@ -40,9 +40,19 @@ def _meant(given: str, points: Sequence[Point]) -> list[str]:
 
     A name or a pattern with ``*``; else words of the name, of which a number stands beside its
     word, before it or after it; else a part of the name; else a setting that the name does not
-    tell, such as ``layers 8``. Large letters are as small ones.
+    tell, such as ``layers 8``. Large letters are as small ones, and an engine may have any of its
+    names.
     """
     words = given.lower().replace(",", " ").split()
+    engines = [str(points[0].study.engine_name(word)) for word in words]
+    # "hybrid stride 2" was the name of "stride 2".
+    renamed = [
+        word for word, before in zip(engines, ["", *engines], strict=False) if word != before
+    ]
+    return _matching(words, points) or _matching(renamed, points)
+
+
+def _matching(words: Sequence[str], points: Sequence[Point]) -> list[str]:
     text, pairs = " ".join(words), _with_their_numbers(words)
     names = {point.name: point.name.lower() for point in points}
 

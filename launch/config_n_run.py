@@ -30,7 +30,7 @@ class Flag(NamedTuple):
 
 _ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Flags that together name an engine, as the paper's fork of DeepSpeed does."""
-_ENGINES = {"-P 0 -A 0": "vanilla", "-P 0 -A 1": "async-gradients", "-P 1 -A 1": "hybrid"}
+_ENGINES = {"-P 0 -A 0": "stock", "-P 0 -A 1": "all-host", "-P 1 -A 1": "stride"}
 FLAGS = (
     Flag("m", "model.name", None, "model's label in billions of parameters: 7 is written 7B"),
     Flag("H", "model.hidden", None, "hidden size"),

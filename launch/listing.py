@@ -61,6 +61,7 @@ def _lines(study: dict[str, Any]) -> Iterator[str]:
     yield "  engines (--engines NAME,NAME)"
     for name, engine in study.get("engines", {}).items():
         notes = ["the reference"] if name == study.get("reference") else []
+        notes += [f"also {', '.join(names)}" for names in [engine.get("aliases", ())] if names]
         notes += [f"needs {need}" for need in engine.get("needs", ())]
         note = f" ({', '.join(notes)})" if notes else ""
         about = str(engine.get("description") or engine.get("title"))

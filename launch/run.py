@@ -38,11 +38,18 @@ def find_point_file(name_or_path: str, study: Study) -> Path:
     if path.is_file():
         return path
     shipped = study.files("points")
-    if name_or_path in shipped:
-        return shipped[name_or_path]
+    for name in (name_or_path, _renamed(name_or_path, study)):
+        if name in shipped:
+            return shipped[name]
     if path.suffix == ".toml":
         raise ConfigError(f"{name_or_path}: no such file")
     raise ConfigError(explain.unknown("point", name_or_path, sorted(shipped)))
+
+
+def _renamed(name: str, study: Study) -> str:
+    """Return ``tiny-stride`` for ``tiny-hybrid``: the engine by the name that it has now."""
+    model, _, engine = name.partition("-")
+    return f"{model}-{study.engine_name(engine)}"
 
 
 def run_point(point: Point, given: Namespace, study: Study) -> int:

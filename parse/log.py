@@ -702,8 +702,8 @@ def settings_from_name(name: str) -> dict[str, Setting]:
     """Read ``log-{model}-tp{n}-...`` up to ``-opt_gaps{n}.log`` or ``-engine_{name}.log``.
 
     ``engine`` is the name at the end, or else follows with ``stride`` from the last three numbers:
-    without prefetch the gaps have no effect, whatever the name says (the paper's vanilla logs carry
-    left-over ones).
+    without prefetch the gaps have no effect, whatever the name says (the paper's logs of stock
+    DeepSpeed carry left-over ones).
 
     Returns:
         Setting by name; a setting that the name does not carry is absent.
@@ -720,10 +720,10 @@ def settings_from_name(name: str) -> dict[str, Setting]:
         return found | {"engine": engine}
     if found.get("prefetch") == 1:
         stride = found.get("opt_gaps")
-        return found | {"engine": "hybrid"} | ({} if stride is None else {"stride": stride})
+        return found | {"engine": "stride"} | ({} if stride is None else {"stride": stride})
     if found.get("flush_async") == 1:
-        return found | {"engine": "async-gradients", "stride": 0}
-    return found | ({"engine": "vanilla", "stride": 0} if "prefetch" in found else {})
+        return found | {"engine": "all-host", "stride": 0}
+    return found | ({"engine": "stock", "stride": 0} if "prefetch" in found else {})
 
 
 # The trainer's metrics.jsonl

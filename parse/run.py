@@ -118,6 +118,14 @@ class Run:
         """Name of the engine; None when not recorded."""
         return _text(self.settings.get("engine")) or None
 
+    def adopt(self, study: Study) -> None:
+        """Take the run as one of a study; its engine gets the name that the study has for it."""
+        self.study = study
+        for table in (self.point, self.log.settings):
+            if "engine" in table:
+                table["engine"] = str(study.engine_name(table["engine"]))
+        vars(self).pop("settings", None)  # may hold the earlier name
+
     def times_ms(self, phase: str, warmup: int) -> list[float]:
         """Return the durations of a phase after the warm-up; none where they are not its own.
 
@@ -362,7 +370,7 @@ def label_runs(runs: Sequence[Run]) -> Study:
     study = _study_of(runs)
     namer = Namer(study)
     for run in runs:
-        run.study = study
+        run.adopt(study)
     points = [run.fields for run in runs]
     varying = namer.varying(points)
     # Runs that differ in their seed alone are judged together, so no case is named by a seed.
@@ -402,7 +410,13 @@ def _study_of(runs: Sequence[Run]) -> Study:
         raise LogError(
             f"runs of the studies {', '.join(names)}: parse each study into a folder of its own"
         )
-    return studies[-1] if studies else default_study()
+    engines = {run.point.get("engine") for run in runs}
+
+    def num_known(study: Study) -> int:
+        return sum(study.engine_name(engine) in study.engines for engine in engines)
+
+    # A later study has the names that engines had before as aliases.
+    return max(reversed(studies), key=num_known, default=None) or default_study()
 
 
 def _own_names(points: Sequence[dict[str, Any]]) -> list[str]:

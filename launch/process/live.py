@@ -38,7 +38,7 @@ class LiveLine:
         """Say nothing yet.
 
         Args:
-            head: Which run it is, as ``[2/3] tiny hybrid``.
+            head: Which run it is, as ``[2/3] tiny stride 2``.
             iterations: The last one's number.
             later_s: Seconds that later runs are expected to take; None where there are none.
             out: Where to write, by default standard output.

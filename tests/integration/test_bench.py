@@ -12,11 +12,11 @@ from programs import python
 def test_gpu_benchmark_in_its_small_form(tmp_path):
     results = tmp_path / "a folder"
     words = ("--study", "peers", "--sweep", "gpu", "--size", "tiny", "--iterations", "3")
-    rows = "vanilla,dynamic:just_in_time=true,superoffload,zenflow"
+    rows = "stock,dynamic:just_in_time=true,superoffload,zenflow"
     given = ("--device", "cpu", "--minutes", "14", "--results-dir", str(results))
     done = python("-m", "launch.sweep", *words, "--engines", rows, *given)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "equal to vanilla (3 losses, 3 gradient norms, weights and optimizer" in done.stdout
+    assert "equal to stock (3 losses, 3 gradient norms, weights and optimizer" in done.stdout
     folder = results / "peers" / "gpu"
     points = json.loads((folder / "sweep.json").read_text())["points"]
     lacking = "needs a GPU, and this run has none"

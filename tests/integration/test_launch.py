@@ -109,7 +109,7 @@ def test_a_pair_of_the_users_own_is_trained_on(tmp_path):
         "--device",
         "cpu",
     ]
-    done = python("-m", "launch.run", "tiny-hybrid", "--iterations", "2", *words)
+    done = python("-m", "launch.run", "tiny-stride", "--iterations", "2", *words)
     assert done.returncode == 0, done.stderr
     digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()
     run = json.loads((run_dir(tmp_path / "r") / "run.json").read_text())

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_DEEPSPEED_DIR names no checkout"),
 ]
-ENGINES = {"vanilla": [], "hybrid": ["--engine", "hybrid", "--stride", "2"]}
+ENGINES = {"stock": [], "stride": ["--engine", "stride", "--stride", "2"]}
 
 
 def test_megatron_trains_equally_under_both_engines(tmp_path):
@@ -32,6 +32,6 @@ def test_megatron_trains_equally_under_both_engines(tmp_path):
         assert json.loads(status.read_text())["status"] == "ok"
         assert python("-m", "parse", status.parent, "--out", tmp_path / "tables").returncode == 0
         found[name] = [row["loss"] for row in rows_of(tmp_path, "iterations")]
-    assert len(found["vanilla"]) == 3
-    assert "" not in found["vanilla"]
-    assert found["hybrid"] == found["vanilla"]
+    assert len(found["stock"]) == 3
+    assert "" not in found["stock"]
+    assert found["stride"] == found["stock"]

@@ -4,7 +4,7 @@ import pytest
 from trainer_runs import train_together, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-OURS = {"engine": "hybrid", "stride": 2, "offload_ratio": 0.7}
+OURS = {"engine": "stride", "stride": 2, "offload_ratio": 0.7}
 
 
 @pytest.mark.parametrize("degree", ["dp", "tp"])

@@ -106,7 +106,7 @@ def report(tmp_path, capsys):
         (run / "run.json").write_text(json.dumps({"log": f"{stem}.log"}))
         status = {"status": "failed" if failed else "ok", "seconds": 2.5, "cause": ""}
         (run / "status.json").write_text(json.dumps(status))
-        entry = {"name": stem, "engine": "vanilla", "log": f"{stem}.log"}
+        entry = {"name": stem, "engine": "stock", "log": f"{stem}.log"}
         runs.append({**entry, "run_dir": f"{stem}/run-001"})
     index = {"name": "s", "description": "d", "runs": runs, "figures": []}
     (folder / "sweep.json").write_text(json.dumps(index))

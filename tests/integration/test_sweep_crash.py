@@ -44,7 +44,7 @@ def statuses(folder):
 
 
 def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
-    first = sweep("async-gradients=hang")
+    first = sweep("all-host=hang")
     (pids,) = wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
     ranks = [int(pid) for pid in wait_for(pids.read_text).split()]
     first.kill()
@@ -54,7 +54,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     second = sweep("ok", "--no-report")
     out, _ = second.communicate()
     assert second.returncode == 0
-    assert "[1/3] tiny vanilla: done before" in out
+    assert "[1/3] tiny stock: done before" in out
     assert "left over" in out
     assert not any(map(is_alive, ranks))
     assert "3 runs: 2 ok, 1 not run again" in out
@@ -64,7 +64,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
 
 
 def test_two_launchers_do_not_run_the_same_point(sweep):
-    first = sweep("async-gradients=hang")
+    first = sweep("all-host=hang")
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
     second = sweep("ok", "--no-report")
     try:
@@ -74,21 +74,21 @@ def test_two_launchers_do_not_run_the_same_point(sweep):
             if "waits for its turn" in line:
                 break
         out = "".join(lines)
-        assert "tiny async-gradients: is running now" in out
-        assert "hybrid stride 2: waits for its turn" in out
+        assert "tiny all-host: is running now" in out
+        assert "stride 2: waits for its turn" in out
         assert first.poll() is None
         assert len(list(sweep.folder.glob("*/run-*"))) == 2
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
     out += second.communicate()[0]
-    assert "hybrid stride 2: ok" in out
+    assert "stride 2: ok" in out
     assert sorted(statuses(sweep.folder)) == ["interrupted", "ok", "ok"]
     assert first.returncode == 128 + signal.SIGTERM
 
 
 def test_ctrl_c_keeps_what_is_done_and_makes_no_report(sweep):
-    process = sweep("async-gradients=hang")
+    process = sweep("all-host=hang")
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate()

@@ -18,8 +18,8 @@ TOGETHER = {
     "lower": {"min_lr": 0.0},
     "sdpa": {"attention": "sdpa"},
     "large micro-batch": {"micro_batch_size": 4},
-    "async": {"engine": "async-gradients"},
-    "hybrid": {"engine": "hybrid", "stride": 2},
+    "async": {"engine": "all-host"},
+    "stride": {"engine": "stride", "stride": 2},
     "diverges": {"lr": 1e38, "min_lr": 0},
     "learns": {"iterations": 8, "lr": 3e-3},
     "no tokens": {"split": "0,1,0"},
@@ -78,7 +78,7 @@ def test_it_says_what_it_did(launched, device):
     _, (start, *rows, end) = launched(**({} if device == "cpu" else {"device": device}))
     assert [row["event"] for row in rows] == ["iteration"] * ITERATIONS
     assert start["parameters"] == Point(model=MODEL).model.num_parameters()
-    assert (start["engine"], start["num_ranks"], start["seed"]) == ("vanilla", 1, 1234)
+    assert (start["engine"], start["num_ranks"], start["seed"]) == ("stock", 1, 1234)
     assert (start["vocab_size"], start["padded_vocab_size"]) == (500, 512)
     assert set(start["versions"]) >= {"python", "torch", "deepspeed", "megatron-core"}
     for row in rows:
@@ -95,7 +95,7 @@ def test_it_says_what_it_did(launched, device):
 
 def test_two_runs_with_one_seed_end_in_the_same_bits_and_another_seed_in_others(together):
     plain, other = together["plain"], together["seed"]
-    for name in ("again", "kept activations", "async", "hybrid"):
+    for name in ("again", "kept activations", "async", "stride"):
         assert together[name]["losses"] == plain["losses"], name
         assert together[name]["digests"] == plain["digests"], name
     assert None not in plain["digests"]

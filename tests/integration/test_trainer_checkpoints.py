@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GPT2 = {**MODEL, "architecture": "gpt2"}
 BOTH = {"save_interval": 2, "eval_interval": 2, "eval_iterations": 2}
-HYBRID = {"engine": "hybrid", "stride": 2}
+HYBRID = {"engine": "stride", "stride": 2}
 FP16 = {"dtype": "fp16", "zero_stage": 2, "offload_optimizer": "none"}
 RUNS = {
     "plain": {},
@@ -104,7 +104,7 @@ def test_two_ranks_go_on_too(corpus, tmp_path):
 def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
     command = ["-m", "launch.run", "tiny", "--model.layers", "1"]
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
-    command += ["--device", "cpu", "--engine", "hybrid", "--stride", "2"]
+    command += ["--device", "cpu", "--engine", "stride", "--stride", "2"]
     command += ["--checkpoint", "background"]
     assert python(*command, "--save-interval", "3").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")

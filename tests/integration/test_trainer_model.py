@@ -98,7 +98,7 @@ WHOLE = ROTARY.replace(
 from configs.study import study_from
 study = default_study()
 table = study.as_table()
-table["engines"]["vanilla"]["zero_init"] = sys.argv[1] == "partitioned"
+table["engines"]["stock"]["zero_init"] = sys.argv[1] == "partitioned"
 tiny = study.load_model("tiny")[0].model_dump()
 point = study_from(table, "test").make_point({"model": tiny, "dp": 1, "device": "cpu"})
 """,

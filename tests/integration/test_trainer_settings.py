@@ -28,7 +28,7 @@ SAME_BITS = [
 """Stages and devices whose sums run in the same order."""
 IN_PAIRS = [(0, "none", "none"), (2, "cpu", "none"), (3, "cpu", "none")]
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
-HYBRID = {"engine": "hybrid", "stride": 2}
+HYBRID = {"engine": "stride", "stride": 2}
 APEX = {
     "apex/__init__.py": "",
     "apex/contrib/__init__.py": "",
@@ -78,7 +78,7 @@ def alone(train):
     """Every point of one rank, by its name here, trained in one process."""
     llama = {(dtype, place): _point(dtype, place) for dtype in DTYPES for place in _places(dtype)}
     gpt2 = {("gpt2", place): _point("bf16", place, model=GPT2) for place in _places("gpt2")}
-    ours = {"gpt2 hybrid": {"model": GPT2, **HYBRID}}
+    ours = {"gpt2 stride": {"model": GPT2, **HYBRID}}
     points = {**llama, **gpt2, **ours}
     made = [default_study().point_type(**{"model": MODEL, **p}) for p in points.values()]
     assert not any(map(OWN_TRAINER.refuse, made))
@@ -107,7 +107,7 @@ def test_it_trains_at_every_stage_and_place(alone, name):
 def in_pairs(train):
     """Every point of two data-parallel ranks, trained in one process a rank."""
     points = {place: _point("bf16", place, dp=2) for place in IN_PAIRS}
-    points |= {"gpt2": {"model": GPT2, "dp": 2}, "gpt2 hybrid": {"model": GPT2, "dp": 2, **HYBRID}}
+    points |= {"gpt2": {"model": GPT2, "dp": 2}, "gpt2 stride": {"model": GPT2, "dp": 2, **HYBRID}}
     return dict(zip(points, train(points.values(), 2), strict=True))
 
 
@@ -119,8 +119,8 @@ def test_two_ranks_train_as_one_does(alone, in_pairs, place):
 
 
 def test_gpt2_ends_in_the_same_bits_under_both_engines(alone, in_pairs):
-    of_one = alone["gpt2", (3, "cpu", "none")], alone["gpt2 hybrid"]
-    for stock, ours in (of_one, (in_pairs["gpt2"], in_pairs["gpt2 hybrid"])):
+    of_one = alone["gpt2", (3, "cpu", "none")], alone["gpt2 stride"]
+    for stock, ours in (of_one, (in_pairs["gpt2"], in_pairs["gpt2 stride"])):
         assert stock["parameters"] == Model(**GPT2).num_parameters()
         assert stock["losses"][2] != stock["losses"][0]
         assert (ours["losses"], ours["digests"]) == (stock["losses"], stock["digests"])

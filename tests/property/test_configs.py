@@ -22,7 +22,7 @@ def points(draw):
     return STUDY.point_type(
         model=TINY,
         engine=engine,
-        stride=draw(st.integers(1, 50)) if engine == "hybrid" else 0,
+        stride=draw(st.integers(1, 50)) if engine == "stride" else 0,
         offload_ratio=draw(st.floats(0, 1, exclude_max=largest is not None)),
         subgroup_numel=draw(st.integers(1, 10**12)),
         tp=draw(st.sampled_from([1, 2, 4])),
@@ -58,7 +58,7 @@ def from_flags(*knobs):
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 9))
 def test_knobs_are_an_engine_or_a_config_error(prefetch, flush_async, gaps):
     # The hybrid update has asynchronous gradients, so that the pair of 1 and 0 names no engine.
-    engines = {(0, 0): "vanilla", (0, 1): "async-gradients", (1, 1): "hybrid"}
+    engines = {(0, 0): "stock", (0, 1): "all-host", (1, 1): "stride"}
     allowed = (prefetch, flush_async) in engines and (gaps >= 1 or not prefetch)
     try:
         point = from_flags(prefetch, flush_async, gaps)
@@ -76,7 +76,7 @@ def test_deepspeeds_json_adds_up(point):
     samples = config["train_micro_batch_size_per_gpu"] * point.dp * point.accumulation
     assert config["train_batch_size"] == samples
     assert json.loads(json.dumps(config, allow_nan=False)) == config
-    assert ("deep_optimizer_states" in config) == (point.engine != "vanilla")
+    assert ("deep_optimizer_states" in config) == (point.engine != "stock")
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))

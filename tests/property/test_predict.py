@@ -47,7 +47,9 @@ EITHER = ON_THE_DEVICE | ON_THE_HOST
 
 @st.composite
 def workloads(
-    draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours"), on_host=ON_THE_DEVICE
+    draw,
+    engines=("stock-0.13", "all-host-0.13", "stride-0.13", "stock", "plugin"),
+    on_host=ON_THE_DEVICE,
 ):
     engine = draw(st.sampled_from(engines))
     size = draw(st.integers(10**6, 10**7))
@@ -59,7 +61,7 @@ def workloads(
         SHAPE,
         SOFTWARE[engine],
         dp=draw(st.sampled_from([1, 2, 4])),
-        stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
+        stride=draw(st.integers(2 if engine == "stride-0.13" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
         keeps_device_grads=draw(st.booleans()),
@@ -70,7 +72,7 @@ def workloads(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    workloads() | workloads(("zero3", "ours"), ON_THE_HOST), machines(), st.sampled_from(POLICIES)
+    workloads() | workloads(("stock", "plugin"), ON_THE_HOST), machines(), st.sampled_from(POLICIES)
 )
 def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_it_lasts(
     workload, machine, policy
@@ -83,7 +85,7 @@ def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_i
 
 
 @settings(max_examples=25, deadline=None)
-@given(workloads(("ours",), EITHER), machines(), st.sampled_from(POLICIES))
+@given(workloads(("plugin",), EITHER), machines(), st.sampled_from(POLICIES))
 def test_nothing_beats_the_bound(workload, machine, policy):
     assume(workload.offload_ratio == 1.0)
     bound = bound_update_s(workload, machine)
@@ -94,7 +96,7 @@ def test_nothing_beats_the_bound(workload, machine, policy):
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(("ours",), EITHER), machines())
+@given(workloads(("plugin",), EITHER), machines())
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
     if sum(workload.subgroups) < 10**6:
         return  # an update of a microsecond, which nobody chooses a policy for

@@ -3,4 +3,4 @@
 from deep_optimizer_states.predict.workload import STOCK
 from launch.simulate.workloads import paper_software
 
-SOFTWARE = {"ours": None, **{each.name: each for each in (STOCK, *paper_software().values())}}
+SOFTWARE = {"plugin": None, **{each.name: each for each in (STOCK, *paper_software().values())}}

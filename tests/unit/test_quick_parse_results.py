@@ -186,7 +186,7 @@ def test_swapped_logs_are_refused_by_their_own_names(run, named):
     vanilla, hybrid = named
     done = run(hybrid, vanilla)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "its name says hybrid" in done.stderr
+    assert "its name says stride" in done.stderr
     assert "they are swapped; exchange the two" in done.stderr
     assert done.stderr.count("\n") == 1
     assert run(vanilla, hybrid).returncode == 0

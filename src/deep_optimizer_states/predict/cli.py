@@ -15,7 +15,7 @@ from deep_optimizer_states.predict.memory import GIB
 from deep_optimizer_states.predict.model import load_model, model_names
 from deep_optimizer_states.predict.predict import Prediction, num_nodes, predict
 from deep_optimizer_states.predict.workload import (
-    OURS,
+    PLUGIN,
     POLICIES,
     STOCK,
     Workload,
@@ -23,11 +23,14 @@ from deep_optimizer_states.predict.workload import (
     one_of,
 )
 
-ENGINES = {STOCK.name: STOCK, OURS: None}
+ENGINES = {STOCK.name: STOCK, PLUGIN: None}
+ALIASES = {"zero3": STOCK.name, "vanilla": STOCK.name, "ours": PLUGIN}
+"""Other names of engines, as earlier releases and the paper have them."""
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as shells have it."""
 _EPILOG = """\
-engines: zero3 (stock DeepSpeed), ours (this package; its policy is chosen unless given).
+engines: stock (DeepSpeed's own update; also zero3, vanilla), plugin (this package, whose policy is
+chosen unless given; also ours).
 Nothing is run: every figure is predicted from the rates of the machine's profile."""
 
 
@@ -69,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     profiles = ", ".join(machine_names())
     add("--model", required=True, help=f"{', '.join(model_names())}, or a TOML file")
     add("--machine", required=True, help=f"a profile ({profiles}), or a file that calibrate wrote")
-    add("--engine", default=OURS, help=", ".join(ENGINES))
+    add("--engine", default=PLUGIN, help=", ".join(ENGINES))
     add("--dp", **number, help="data-parallel ranks (default: the GPUs of one node)")
     add("--tp", **number, default=1, help="tensor-parallel ranks")
     text = "samples a rank handles in one forward (default: the model's)"
@@ -80,13 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--ratio", dest="offload_ratio", metavar="SHARE", type=float, default=1.0, help=text)
     text = "one subgroup in this many is updated on the GPU (default: 2, where it applies)"
     add("--stride", **number, help=text)
-    add("--policy", help=f"for engine ours: {', '.join(POLICIES)} (default: auto)")
+    add("--policy", help=f"for engine plugin: {', '.join(POLICIES)} (default: auto)")
     text = "sub_group_size, in elements"
     add("--subgroup", dest="subgroup_numel", **number, default=100_000_000, help=text)
     add("--dtype", default="bf16", help="of weights: bf16, fp16, or fp32 without GPUs")
     for flag, field, value, text in (
-        ("--no-just-in-time", "just_in_time_forward", False, "ours: update before forward begins"),
-        ("--no-device-grads", "keeps_device_grads", False, "ours: all gradients go to the host"),
+        (
+            "--no-just-in-time",
+            "just_in_time_forward",
+            False,
+            "plugin: update before forward begins",
+        ),
+        ("--no-device-grads", "keeps_device_grads", False, "plugin: all gradients go to the host"),
         ("--weights-on-host", "weights_at", "cpu", "16-bit weights too, as by offload_param"),
         ("--no-checkpointing", "activation_checkpointing", False, "keep activations"),
         ("--flash-attention", "materialized_attention", False, "write no attention scores"),
@@ -112,22 +120,23 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
         ModelError: There is no such model.
         WorkloadError: A value is impossible.
     """
-    one_of("engine", given.engine, tuple(ENGINES))
+    engine = ALIASES.get(given.engine, given.engine)
+    one_of("engine", engine, tuple(ENGINES))
     model, defaults = load_model(given.model)
     known = {item.name for item in dataclasses.fields(Workload)} - {"model"}
     fields = {name: value for name, value in vars(given).items() if name in known}
     fields.setdefault("dp", max(1, machine.gpus // max(1, given.tp)))
     for name in ("policy", "stride"):
-        if name in fields and given.engine != OURS:
+        if name in fields and engine != PLUGIN:
             raise WorkloadError(
-                f"{name} = {fields[name]!r}: engine '{given.engine}' has its own; leave it out, or "
-                f"choose {OURS}"
+                f"{name} = {fields[name]!r}: engine '{engine}' has its own; leave it out, or "
+                f"choose {PLUGIN}"
             )
     if "stride" in fields and fields.setdefault("policy", "stride") != "stride":
         raise WorkloadError(
             f"stride = {given.stride}: policy '{given.policy}' has no stride; leave one of them out"
         )
-    return Workload(model, ENGINES[given.engine], **{**defaults, **fields})
+    return Workload(model, ENGINES[engine], **{**defaults, **fields})
 
 
 def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str:

@@ -242,7 +242,7 @@ def _remedy(of: Workload, machine: Machine) -> str:
     if of.software is not None:
         ours = dataclasses.replace(of, software=None, policy="all-host")
         need = memory_of(ours, machine).host_bytes * ranks_a_node(of, machine)
-        remedies.insert(0, f"engine 'ours' needs {need / GIB:.1f} GiB")
+        remedies.insert(0, f"engine 'plugin' needs {need / GIB:.1f} GiB")
     nodes = -(-of.ranks // machine.gpus) if machine.gpus else 1
     return " or ".join(remedies) + (f" (now {nodes} nodes)" if nodes > 1 else "")
 

@@ -18,7 +18,7 @@ from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
 
-OURS = "ours"
+PLUGIN = "plugin"
 """Name of this package's engine."""
 POLICIES = ("auto", *policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
@@ -54,7 +54,7 @@ class StockOffload:
     there, 16-bit weights are sent behind the next step, and nobody waits for the last flush.
     """
 
-    name: str = "zero3"  # printed beside predictions
+    name: str = "stock"  # printed beside predictions
     words: str = "every subgroup on the CPU"  # who updates what; may hold {stride} and {where}
     # Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as it is, and
     # again as fp32.
@@ -160,7 +160,7 @@ class Workload:
     @property
     def engine(self) -> str:
         """Return the name of the software that updates the state."""
-        return self.software.name if self.software else OURS
+        return self.software.name if self.software else PLUGIN
 
     @property
     def ranks(self) -> int:

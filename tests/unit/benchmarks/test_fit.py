@@ -14,13 +14,13 @@ from deep_optimizer_states.predict.predict import predict
 def test_rows_become_what_is_predicted():
     found = {item.label: item for item in observations_of("h100x4")}
     assert found["7B stride 0 ratio 1 backward_s"].quantity == "backward_s"
-    assert found["7B stride 0 ratio 1 backward_s"].workload.engine == "zero3-0.13"
+    assert found["7B stride 0 ratio 1 backward_s"].workload.engine == "stock-0.13"
     # The published rate is of the nominal size.
     assert found["8.3B stride 2 ratio 1 update_rate"].value == pytest.approx(8.3 / 10.672)
     assert found["7B stride 0 ratio 1 iterations_99_s"].quantity == "iteration_s"
     assert found["7B stride 0 ratio 1 iterations_99_s"].value == pytest.approx(295.382 / 99)
     hybrid = found["7B stride 2 ratio 0.8 update_s"].workload
-    assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("paper", 2, 0.8)
+    assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("stride-0.13", 2, 0.8)
     assert {item.workload.dp for item in found.values()} == {4}
     assert {item.workload.model.name for item in found.values()} == set(MODELS)
     assert observations_of("h200x1") == []

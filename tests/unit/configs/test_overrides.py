@@ -4,7 +4,7 @@ from configs.errors import ConfigError
 from configs.study import default_study, make_point
 
 STUDY = default_study()
-HYBRID = {"model": "tiny", "engine": "hybrid", "stride": 4}
+HYBRID = {"model": "tiny", "engine": "stride", "stride": 4}
 
 
 def laid(table, **over):
@@ -17,11 +17,11 @@ def laid(table, **over):
 @pytest.mark.parametrize(
     ("overrides", "engine", "stride"),
     [
-        ({"engine": "vanilla"}, "vanilla", 0),
-        ({"engine": "a"}, "async-gradients", 0),
-        ({"engine": "interleaved"}, "hybrid", 4),
-        ({"engine": "hybrid", "stride": "7"}, "hybrid", 7),
-        ({"stride": "5"}, "hybrid", 5),
+        ({"engine": "vanilla"}, "stock", 0),
+        ({"engine": "Async_Gradients"}, "all-host", 0),
+        ({"engine": "interleaved"}, "stride", 4),
+        ({"engine": "stride", "stride": "7"}, "stride", 7),
+        ({"stride": "5"}, "stride", 5),
     ],
 )
 def test_an_engine_given_replaces_the_tables(overrides, engine, stride):

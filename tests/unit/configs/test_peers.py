@@ -32,8 +32,8 @@ def flat(table, path=()):
 @pytest.mark.parametrize("form", ["full", "tiny"])
 def test_rows_change_nothing_but_their_own_keys(form):
     found = configs(form)
-    stock = flat(found["vanilla", False][1])
-    plain_row = set(flat(PEERS.engines["vanilla"].ds_config))
+    stock = flat(found["stock", False][1])
+    plain_row = set(flat(PEERS.engines["stock"].ds_config))
     for point, config in found.values():
         # Nothing waits for the device between phases.
         assert not config["wall_clock_breakdown"]
@@ -41,17 +41,17 @@ def test_rows_change_nothing_but_their_own_keys(form):
         config = flat(config)
         changed = {key for key in {*config, *stock} if config.get(key) != stock.get(key)}
         assert changed <= set(flat(point.row.ds_config)) | plain_row, point.name
-        assert changed or point.engine == "vanilla"
+        assert changed or point.engine == "stock"
 
 
 def test_rows_of_the_plugin_are_checked_by_its_own_config():
     found = configs()
     enabled = {engine for (engine, _), (_, c) in found.items() if read_settings(c).enabled}
     assert enabled == {
-        *("async-gradients", "dynamic", "dynamic-prefetched", "hybrid", "resident"),
+        *("all-host", "dynamic", "dynamic-prefetched", "stride", "ratio"),
         *("dynamic-timer", "auto"),
     }
-    resident = read_settings(found["resident", False][1])
+    resident = read_settings(found["ratio", False][1])
     assert (resident.policy, resident.ratio) == ("ratio", 0.0)
 
 
@@ -73,7 +73,7 @@ def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():
     plan = make_plan(sweep, given, machine)
     assert {point.model.name for point in plan.points} == {"1.3B"}
     unfit = {point.engine for point in plan.points if shortages(point, machine, OWN_TRAINER)}
-    assert {"resident", "deepcompile"} <= unfit
-    assert "vanilla" not in unfit
+    assert {"ratio", "deepcompile"} <= unfit
+    assert "stock" not in unfit
     smaller = make_plan(sweep.model_copy(update={"auto_fits": "all"}), given, machine)
     assert {point.model.name for point in smaller.points} == {"tiny"}

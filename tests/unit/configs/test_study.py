@@ -121,7 +121,7 @@ MODEL_JSON = '{"name": "m", "hidden": 8, "ffn": 16, "layers": 1, "heads": 2, "kv
         (lambda: load_study("nosuch"), ""),
         (lambda: load_study("zero-lader"), "did you mean 'zero-ladder'? "),
         (lambda: load_sweep("nosuch"), ""),
-        (lambda: default_study().make_point({"model": "tiny", "engine": "stock"}), ""),
+        (lambda: default_study().make_point({"model": "tiny", "engine": "nosuch"}), ""),
         (lambda: default_study().load_model("7"), "did you mean '7B'? "),
     ],
 )
@@ -238,11 +238,11 @@ STRIDES = load_sweep("stride")
 @pytest.mark.parametrize(
     ("words", "sweep", "names", "added"),
     [
-        ("vanilla,dynamic,AUTO", BASIC, ["vanilla", "dynamic", "auto"], ""),
-        ("dynamic,v", BASIC, ["dynamic", "vanilla"], ""),
-        ("dynamic", BASIC, ["vanilla", "dynamic"], "vanilla"),
-        ("vanilla,hybrid", BASIC, ["vanilla", "hybrid stride 2"], ""),
-        ("v,h", STRIDES, ["vanilla", *(f"hybrid stride {n}" for n in (2, 3, 4, 5, 6, 8, 10))], ""),
+        ("stock,dynamic,AUTO", BASIC, ["stock", "dynamic", "auto"], ""),
+        ("dynamic,v", BASIC, ["dynamic", "stock"], ""),
+        ("dynamic", BASIC, ["stock", "dynamic"], "stock"),
+        ("stock,stride", BASIC, ["stock", "stride 2"], ""),
+        ("v,h", STRIDES, ["stock", *(f"stride {n}" for n in (2, 3, 4, 5, 6, 8, 10))], ""),
     ],
 )
 def test_engines_that_are_asked_for_replace_those_of_a_sweep(words, sweep, names, added):
@@ -255,6 +255,6 @@ def test_engines_that_are_asked_for_replace_those_of_a_sweep(words, sweep, names
 def test_an_engine_may_limit_a_field_that_all_have():
     point = default_study().make_point({"model": "tiny", "engine": "resident"})
     assert point.value("offload_ratio") == 0.5
-    assert Namer(default_study()).engine(flat(point)) == "resident"
-    with pytest.raises(ConfigError, match="offload_ratio must be below 1 for engine 'resident'"):
-        default_study().make_point({"model": "tiny", "engine": "resident", "offload_ratio": 1})
+    assert Namer(default_study()).engine(flat(point)) == "ratio"
+    with pytest.raises(ConfigError, match="offload_ratio must be below 1 for engine 'ratio'"):
+        default_study().make_point({"model": "tiny", "engine": "ratio", "offload_ratio": 1})

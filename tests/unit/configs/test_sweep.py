@@ -3,7 +3,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.sweep import load_sweep, make_sweep, sweep_names
 
-THREE = [{"engine": "vanilla"}, {"engine": "a"}, {"engine": "hybrid", "stride": [2, 3]}]
+THREE = [{"engine": "stock"}, {"engine": "a"}, {"engine": "stride", "stride": [2, 3]}]
 
 
 def make(**fields):
@@ -26,10 +26,10 @@ def test_a_grid_is_a_product_cell_by_cell_and_engine_by_engine():
     points = sweep.points(None)
     assert [p.stride for p in points[:4]] == [0, 0, 2, 3]
     assert [p.engine for p in points[:4]] == [
-        "vanilla",
-        "async-gradients",
-        "hybrid",
-        "hybrid",
+        "stock",
+        "all-host",
+        "stride",
+        "stride",
     ]
     cells = [(p.accumulation, p.micro_batch_size) for p in points[::4]]
     assert cells == [(1, 1), (1, 4), (2, 1), (2, 4)]
@@ -38,10 +38,10 @@ def test_a_grid_is_a_product_cell_by_cell_and_engine_by_engine():
 
 def test_names_say_what_varies_within_a_model_and_nothing_else():
     names = [p.name for p in make(grid={"subgroup_numel": [10_000_000, 250_000]}).points(None)]
-    assert names[0] == "tiny subgroup 10M vanilla"
-    assert names[-1] == "tiny subgroup 250k hybrid stride 3"
+    assert names[0] == "tiny subgroup 10M stock"
+    assert names[-1] == "tiny subgroup 250k stride 3"
     models = make(grid={"model": ["7B", "8.3B"]}).points(None)  # their subgroups differ
-    assert models[-1].name == "8.3B hybrid stride 3"
+    assert models[-1].name == "8.3B stride 3"
 
 
 def test_points_that_are_equal_are_run_once_and_have_names_of_their_own():
@@ -52,12 +52,12 @@ def test_points_that_are_equal_are_run_once_and_have_names_of_their_own():
 def test_what_is_excluded_is_left_out_and_only_that():
     sweep = make(
         grid={"offload_ratio": [1.0, 0.5, 0.0]},
-        exclude=[{"engine": ["hybrid", "A"], "offload_ratio": 0.0}, {"stride": 3}],
+        exclude=[{"engine": ["stride", "A"], "offload_ratio": 0.0}, {"stride": 3}],
     )
     left = {(p.engine, p.offload_ratio) for p in sweep.points(None)}
-    assert ("vanilla", 0.0) in left
-    assert ("hybrid", 0.5) in left
-    assert left.isdisjoint({("hybrid", 0.0), ("async-gradients", 0.0)})
+    assert ("stock", 0.0) in left
+    assert ("stride", 0.5) in left
+    assert left.isdisjoint({("stride", 0.0), ("all-host", 0.0)})
     assert all(p.stride != 3 for p in sweep.points(None))
 
 

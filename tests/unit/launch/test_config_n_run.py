@@ -26,7 +26,7 @@ def test_every_flag_lands_in_its_field():
     got = point(*words)
     assert (got.tp, got.micro_batch_size, got.global_batch_size, got.dp) == (2, 4, 48, 3)
     assert (got.offload_ratio, got.subgroup_numel, got.iterations) == (0.8, 5000, 10)
-    assert (got.engine, got.stride, got.seed, got.device) == ("hybrid", 5, 7, "cpu")
+    assert (got.engine, got.stride, got.seed, got.device) == ("stride", 5, 7, "cpu")
     model = got.model
     assert (model.name, model.hidden, model.ffn, model.layers) == ("7B", 4096, 11008, 32)
     assert (model.heads, model.seq_length, model.kv_heads) == (32, 2048, 4)
@@ -35,13 +35,13 @@ def test_every_flag_lands_in_its_field():
 
 def test_flags_left_out_take_the_papers_defaults():
     got = point()
-    assert (got.engine, got.stride, got.subgroup_numel) == ("vanilla", 0, 1_000_000_000)
+    assert (got.engine, got.stride, got.subgroup_numel) == ("stock", 0, 1_000_000_000)
     assert (got.tp, got.dp, got.micro_batch_size, got.global_batch_size) == (1, 1, 1, 1)
 
 
 def test_the_gap_is_ignored_without_prefetch():
-    assert point("-A", "1", "-O", "5").engine == "async-gradients"
-    assert point("-P", "0", "-O", "5").engine == "vanilla"
+    assert point("-A", "1", "-O", "5").engine == "all-host"
+    assert point("-P", "0", "-O", "5").engine == "stock"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_gap_is_ignored_without_prefetch():
         (["-D", "2"], r"global_batch_size 1 is not a multiple .* dp 2"),
         (["-P", "2"], r"-P 2 .*is no engine"),
         # The hybrid update always flushes gradients asynchronously, and its log's name says so.
-        (["-P", "1", "-A", "0"], r"-P 1 -A 0 .*is no engine; .*; hybrid: -P 1 -A 1"),
+        (["-P", "1", "-A", "0"], r"-P 1 -A 0 .*is no engine; .*; stride: -P 1 -A 1"),
         (["-A", "yes"], r"-A yes .*is no engine"),
         (["-P", "1", "-O", "0"], r"stride must be at least 1"),
         (["-m", "../x"], r"-m '../x': give billions"),

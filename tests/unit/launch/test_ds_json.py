@@ -8,15 +8,15 @@ from configs.study import make_point
 from launch.ds_json import deepspeed_config
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "deepspeed"
-HYBRID = {"engine": "hybrid", "stride": 2}
+HYBRID = {"engine": "stride", "stride": 2}
 POINTS = {
-    "tiny-vanilla": {"model": "tiny"},
-    "tiny-async-gradients": {"model": "tiny", "engine": "async-gradients"},
-    "tiny-hybrid": {"model": "tiny", **HYBRID},
-    "7B-vanilla-dp4": {"model": "7B"},
-    "7B-hybrid-stride5": {"model": "7B", "engine": "hybrid", "stride": 5, "dp": 1},
+    "tiny-stock": {"model": "tiny"},
+    "tiny-all-host": {"model": "tiny", "engine": "all-host"},
+    "tiny-stride": {"model": "tiny", **HYBRID},
+    "7B-stock-dp4": {"model": "7B"},
+    "7B-stride5": {"model": "7B", "engine": "stride", "stride": 5, "dp": 1},
     "20B-twinflow": {"model": "20B", "offload_ratio": 0.8, "tp": 2},
-    "20B-twinflow-hybrid": {"model": "20B", "offload_ratio": 0.8, "engine": "H", "stride": 2},
+    "20B-twinflow-stride": {"model": "20B", "offload_ratio": 0.8, "engine": "H", "stride": 2},
     "13B-fp32-sums-no-clipping": {"model": "13B", "grad_accum_dtype": "fp32", "clip_grad": 0},
 }
 

@@ -11,7 +11,7 @@ from configs.sweep import make_sweep
 from launch.process.turn import LOCK_VARIABLE
 from launch.sweep_runner import Request, run_all
 
-ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "vanilla"}]}
+ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "stock"}]}
 ERRORS = ("MemoryError", "OSError", "RuntimeError", "KeyboardInterrupt")
 
 

@@ -230,7 +230,7 @@ def chosen(plan):
     ("machine", "arguments", "expected"),
     [
         (SLOW, [], ({"fp32"}, {NO_PRODUCT})),
-        (SLOW, ["--engines", "vanilla,dynamic,auto"], ({"fp32"}, {NO_PRODUCT})),
+        (SLOW, ["--engines", "stock,dynamic,auto"], ({"fp32"}, {NO_PRODUCT})),
         (NATIVE, [], ({"bf16"}, set())),
         (UNASKED, ["--dtype", "bf16"], ({"bf16"}, set())),
         (UNASKED, ["--dtype", "fp16"], ({"fp16"}, set())),

@@ -62,7 +62,7 @@ def test_what_the_flags_cannot_say_is_refused():
 
 
 def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
-    point = make_point({"model": "tiny", "engine": "hybrid", "stride": 2})
+    point = make_point({"model": "tiny", "engine": "stride", "stride": 2})
     ours = deepspeed_config(point)
     del ours["optimizer"]
     assert OURS.ds_config(point) == ours

@@ -39,7 +39,7 @@ def folder(tmp_path):
         path.mkdir(parents=True)
         made.append(path)
         run = {
-            "point": {"name": "n", "engine": "vanilla", "iterations": 3},
+            "point": {"name": "n", "engine": "stock", "iterations": 3},
             "point_key": point,
             "setup_key": setup,
             "repeat": repeat,

@@ -73,10 +73,10 @@ def block(**fields):
 @pytest.mark.parametrize(
     ("change", "paper", "today"),
     [
-        (lambda config: None, "zero3-0.13", "zero3"),
-        (block(policy="all-host"), "async-0.13", "ours"),
-        (block(policy="ratio", ratio=0.8), "async-0.13", "ours"),
-        (block(policy="stride", stride=3), "paper", "ours"),
+        (lambda config: None, "stock-0.13", "stock"),
+        (block(policy="all-host"), "all-host-0.13", "plugin"),
+        (block(policy="ratio", ratio=0.8), "all-host-0.13", "plugin"),
+        (block(policy="stride", stride=3), "stride-0.13", "plugin"),
     ],
 )
 def test_the_papers_software_has_three_modes(with_json, change, paper, today):
@@ -116,7 +116,7 @@ def test_a_json_that_the_model_does_not_know_is_refused(with_json, of_paper, cha
     [offload(super_offload=False), zero(zenflow=None), zero(offload_param={"device": "none"})],
 )
 def test_what_is_switched_off_in_the_json_is_no_reason_to_refuse(with_json, change):
-    assert with_json(change).engine == "zero3"
+    assert with_json(change).engine == "stock"
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,9 @@ def test_published_values_are_found_for_the_points_they_are_of():
     points = load_sweep("models").points(None, {"subgroup_numel": "100_000_000"})
     found = published_of(points, "models", "h100x4", read_published(STUDY))
     assert list(found) == [
-        f"{model} {engine}"
-        for model in ("7B", "8.3B", "10B")
-        for engine in ("vanilla", "hybrid stride 2")
+        f"{model} {engine}" for model in ("7B", "8.3B", "10B") for engine in ("stock", "stride 2")
     ]
-    seven = found["7B vanilla"]
+    seven = found["7B stock"]
     assert (seven["forward_ms"], seven["backward_ms"], seven["update_ms"]) == (146, 1718, 886)
     assert seven["iteration_ms"] == pytest.approx(295_382 / 99)
     assert "10.1145/3652892.3700781" in seven["about"]
@@ -180,15 +178,15 @@ def test_a_published_rate_counts_a_model_by_its_name():
     times = {name: fields["update_ms"] for name, fields in found.items()}
     assert times == pytest.approx(
         {
-            "7B vanilla": 7000 / 3.506,
-            "7B hybrid stride 2": 7000 / 5.251,
-            "7B hybrid stride 3": 7000 / 4.82,
+            "7B stock": 7000 / 3.506,
+            "7B stride 2": 7000 / 5.251,
+            "7B stride 3": 7000 / 4.82,
         }
     )
     # Of the two that were published of one point, the figure's own.
-    both = published_of(points, "stride", "h100x4", read_published(STUDY))["7B vanilla"]
+    both = published_of(points, "stride", "h100x4", read_published(STUDY))["7B stock"]
     assert both["update_ms"] == pytest.approx(7000 / 7.793)
-    assert "iteration_ms" not in found["7B hybrid stride 3"]
+    assert "iteration_ms" not in found["7B stride 3"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +229,7 @@ def test_a_damaged_file_of_published_values_is_named(tmp_path):
     shutil.copytree(STUDY.folder, tmp_path / "own")
     own, file = load_study(tmp_path / "own"), tmp_path / "own" / "published.csv"
     columns = "sweep,machine,model,engine,stride,offload_ratio,quantity,value"
-    row = "models,h100x4,7B,vanilla,0,1,forward_s,"
+    row = "models,h100x4,7B,stock,0,1,forward_s,"
     file.write_text(f"# said by\n{columns}\n{row}0.1\n")
     assert len(read_published(own)) == 1
     file.write_text(f"{columns}\n{row}-1\n")
@@ -260,7 +258,7 @@ def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
         assert run["source"] == entry["run_dir"].rpartition("/")[2].partition("-")[0]
         assert make_point(run["point"]).name == entry["name"]
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("[1/15] 7B vanilla: simulated ")
+    assert out[0].startswith("[1/15] 7B stock: simulated ")
     assert out[-1].startswith("simulated, nothing was run: 15 points on h100x4 (the paper's ")
 
 
@@ -320,7 +318,7 @@ def test_the_folder_shows_the_part_of_a_sweep_that_was_asked_for(simulate, tmp_p
 
 def test_a_dry_simulation_prints_and_writes_nothing(simulate, tmp_path, capsys):
     assert simulate("--sweep", "basic", "--model", "7B", "--dry-run") == 0
-    assert "7B vanilla: simulated " in capsys.readouterr().out
+    assert "7B stock: simulated " in capsys.readouterr().out
     assert not (tmp_path / "r").exists()
 
 
@@ -336,7 +334,7 @@ def test_a_profile_of_ones_own_has_todays_software(simulate, tmp_path):
 def test_a_point_that_does_not_fit_has_no_time(simulate, tmp_path, capsys):
     """What an earlier prediction left is replaced."""
     for _ in range(2):
-        simulate("--sweep", "micro-batch", "--only", "20B micro-batch 64 vanilla", machine="h200x1")
+        simulate("--sweep", "micro-batch", "--only", "20B micro-batch 64 stock", machine="h200x1")
     folder = tmp_path / "r" / "simulated-h200x1" / "micro-batch"
     (entry,) = index_of(folder)["runs"]
     assert len(list(folder.glob("*/*/run.json"))) == 1
@@ -349,7 +347,7 @@ def test_a_point_that_does_not_fit_has_no_time(simulate, tmp_path, capsys):
 
 
 def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path):
-    simulate("--sweep", "models", "--only", "7B vanilla")
+    simulate("--sweep", "models", "--only", "7B stock")
     folder = tmp_path / "r" / "simulated-h100x4" / "models"
     values = values_of(folder, index_of(folder)["runs"][0])
     phases = values["forward_ms"] + values["backward_ms"] + values["update_ms"]
@@ -359,7 +357,7 @@ def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path)
 
 
 def test_peaks_of_memory_are_predicted_and_their_course_is_not(simulate, tmp_path):
-    simulate("--sweep", "memory", "--only", "vanilla")
+    simulate("--sweep", "memory", "--only", "stock")
     folder = tmp_path / "r" / "simulated-h100x4" / "memory"
     index = index_of(folder)
     assert index["figures"] == ["peaks"]

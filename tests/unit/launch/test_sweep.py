@@ -73,8 +73,8 @@ def test_a_field_of_some_engines_is_set_for_those_that_take_it(capsys):
     [
         (["--engine", "v"], "unknown option '--engine': did you mean '--engines'"),
         (["--lr", "-1"], "field 'lr' = '-1': Input should be greater than 0"),
-        (["--engines", "vanilla", "--stride", "4"],
-         "stride = '4': none of its engines takes that; hybrid would"),
+        (["--engines", "stock", "--stride", "4"],
+         "stride = '4': none of its engines takes that; stride would"),
         (["--lrr", "1"], "unknown option '--lrr': did you mean '--lr'"),
     ],
 )  # fmt: skip
@@ -83,15 +83,15 @@ def test_a_field_that_cannot_be_set_is_named(words, message):
         set_points(*words)
 
 
-NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
+NAMES = ["tiny stock", "tiny all-host", "tiny stride 2"]
 
 
 @pytest.mark.parametrize(
     ("only", "index", "found"),
     [
         ([], None, NAMES),
-        (["tiny vanilla"], None, NAMES[:1]),
-        (["hybrid", "tiny v*"], None, [NAMES[0], NAMES[2]]),
+        (["tiny stock"], None, NAMES[:1]),
+        (["stride", "tiny st*k"], None, [NAMES[0], NAMES[2]]),
         ([], 2, NAMES[1:2]),
     ],
 )
@@ -102,19 +102,21 @@ def test_points_are_chosen_by_name_part_pattern_and_position(only, index, found)
 @pytest.mark.parametrize(
     ("only", "found"),
     [
-        ("dp 4", ["tiny DP 4 vanilla", "tiny DP 4 hybrid stride 2"]),
-        ("4 DP", ["tiny DP 4 vanilla", "tiny DP 4 hybrid stride 2"]),
-        ("DP 4, vanilla", ["tiny DP 4 vanilla"]),
-        ("TINY hybrid dp 2", ["tiny DP 2 hybrid stride 2"]),
-        ("DP 2", ["tiny DP 2 vanilla", "tiny DP 2 hybrid stride 2"]),
-        ("dp 1", ["tiny DP 1 vanilla", "tiny DP 1 hybrid stride 2"]),
-        ("4 hyb", ["tiny DP 4 hybrid stride 2"]),
-        ("Tiny dp 1 *", ["tiny DP 1 vanilla", "tiny DP 1 hybrid stride 2"]),
+        ("dp 4", ["tiny DP 4 stock", "tiny DP 4 stride 2"]),
+        ("4 DP", ["tiny DP 4 stock", "tiny DP 4 stride 2"]),
+        ("DP 4, stock", ["tiny DP 4 stock"]),
+        ("TINY stride dp 2", ["tiny DP 2 stride 2"]),
+        ("DP 2", ["tiny DP 2 stock", "tiny DP 2 stride 2"]),
+        ("dp 1", ["tiny DP 1 stock", "tiny DP 1 stride 2"]),
+        ("4 stri", ["tiny DP 4 stride 2"]),
+        ("dp 4 hybrid stride 2", ["tiny DP 4 stride 2"]),
+        ("vanilla", [f"tiny DP {dp} stock" for dp in (1, 2, 4, 12)]),
+        ("Tiny dp 1 *", ["tiny DP 1 stock", "tiny DP 1 stride 2"]),
     ],
 )
 def test_any_part_of_what_is_printed_chooses_points(only, found):
     grid = {"model": ["tiny"], "dp": [1, 2, 4, 12]}
-    engines = [{"engine": "vanilla"}, {"engine": "hybrid", "stride": 2}]
+    engines = [{"engine": "stock"}, {"engine": "stride", "stride": 2}]
     points = make_sweep(
         {"name": "s", "grid": grid, "engines": engines, "point": {"accumulation": 1}}
     )
@@ -130,8 +132,8 @@ def test_a_setting_that_no_name_tells_chooses_points():
 @pytest.mark.parametrize(
     ("only", "index", "words"),
     [
-        (["tiny vanila"], None, "did you mean 'tiny vanilla'"),
-        (["dp 4"], None, "^unknown point 'dp 4': known: tiny vanilla, tiny async-gradients, "),
+        (["tiny stok"], None, "did you mean 'tiny stock'"),
+        (["dp 4"], None, "^unknown point 'dp 4': known: tiny stock, tiny all-host, "),
         ([], 4, "points 1 to 3"),
     ],
 )
@@ -189,7 +191,7 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
 def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
     slow = Machine(20 * GIB, half_types=frozenset)
     monkeypatch.setattr(run_command.fit, "probe_machine", lambda: slow)
-    assert run_command.main(["tiny-hybrid", "--dry-run"]) == 0
+    assert run_command.main(["tiny-stride", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("type: fp32 in place of bf16, since torch has no native bf16 ")
     assert '"bf16"' not in out
@@ -227,7 +229,7 @@ def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
 def test_a_report_of_other_points_leaves_the_index_as_it_is(tmp_path, capsys):
     run = tmp_path / "r" / "basic" / "stem" / "run-001" / "run.json"
     run.parent.mkdir(parents=True)
-    run.write_text('{"point": {"engine": "vanilla"}, "point_key": "of another machine"}')
+    run.write_text('{"point": {"engine": "stock"}, "point_key": "of another machine"}')
     index = run.parents[2] / "sweep.json"
     index.write_text("its own")
     assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
@@ -284,7 +286,7 @@ def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
     words = ["--study", str(own.folder), "--engines", "gpu-only", "--size", "tiny", "--dry-run"]
     assert main([*words, "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
-    assert "--engines: 'vanilla' is added, which the others are held against" in out
+    assert "--engines: 'stock' is added, which the others are held against" in out
     assert out.count("skipped  needs a GPU, and this run has none") == 1
     assert f"{tmp_path}/r/own/basic/" in out
 
@@ -299,13 +301,14 @@ def test_studies_are_listed_with_sweeps_points_and_engines(own, capsys):
     assert main(["--list"]) == 0
     shipped = capsys.readouterr().out
     assert shipped.startswith("study interleaved [default]: Deep Optimizer States")
-    assert "    vanilla                  Stock DeepSpeed ZeRO-3" in shipped
+    assert "    stock                    Stock DeepSpeed ZeRO-3" in shipped
+    assert " (the reference, also vanilla, v, zero3, zero3-offload)\n" in shipped
     assert main(["--list", "--study", str(own.folder)]) == 0
     mine = capsys.readouterr().out
     assert mine.startswith("study own: engines of mine\n  sweeps (--sweep NAME)\n")
     assert "    gpu-only                 on a GPU (needs gpu)" in mine
-    assert "    tiny-hybrid              model tiny, engine hybrid, stride 2\n" in mine
-    assert "    vanilla                  Stock DeepSpeed ZeRO-3" in mine
+    assert "    tiny-stride              model tiny, engine stride, stride 2\n" in mine
+    assert "    stock                    Stock DeepSpeed ZeRO-3" in mine
     assert "[default]" not in mine
 
 

@@ -22,8 +22,8 @@ from launch.sweep import main
 from launch.sweep_runner import Request, run_all
 from parse.records import LogError
 
-NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
-TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
+NAMES = ["tiny stock", "tiny all-host", "tiny stride 2"]
+TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["stock", "gpu-only"]}]}
 CPU = Machine(20 * GIB)
 
 
@@ -37,14 +37,14 @@ def index_of(plan):
 
 
 def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("async-gradients=fail"))
+    the_plan = plan(fake_trainer("all-host=fail"))
     progress = run_all(the_plan, Request())
     assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("sweep 'basic': 3 points, about ")
-    assert out[1] == "[1/3] tiny vanilla: started"
-    assert out[2].startswith("[1/3] tiny vanilla: ok in ")
+    assert out[1] == "[1/3] tiny stock: started"
+    assert out[2].startswith("[1/3] tiny stock: ok in ")
     assert out[2].endswith("last loss 7.0")
     assert "ValueError: the trainer's own words" in out[4]
 
@@ -65,14 +65,14 @@ def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, mon
     code, why = {"launch/trainer/loop.py": "0"}, "code changed: launch/trainer/loop.py"
     monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: code)
     run_all(plan(fake_trainer("ok")), Request())
-    assert "[1/3] tiny vanilla: started\n" in capsys.readouterr().out
+    assert "[1/3] tiny stock: started\n" in capsys.readouterr().out
     code["launch/trainer/loop.py"] = "1"
     run_all(plan(fake_trainer("ok")), Request(chosen=frozenset()))
     runs = index_of(plan(fake_trainer("ok")))["runs"]
     assert [run["older"] for run in runs] == [why] * 3
     progress = run_all(plan(fake_trainer("ok")), Request())
     assert (progress.ok, progress.skipped) == (3, 0)
-    assert f"[1/3] tiny vanilla: started: {why} (since log-" in capsys.readouterr().out
+    assert f"[1/3] tiny stock: started: {why} (since log-" in capsys.readouterr().out
     assert not any("older" in run for run in index_of(plan(fake_trainer("ok")))["runs"])
 
 
@@ -83,7 +83,7 @@ def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer
     index = index_of(the_plan)
     assert (index["schema_version"], index["name"]) == (2, "basic")
     assert [run["name"] for run in index["runs"]] == NAMES
-    assert [run["engine"] for run in index["runs"]] == ["vanilla", "async-gradients", "hybrid"]
+    assert [run["engine"] for run in index["runs"]] == ["stock", "all-host", "stride"]
     assert [point["name"] for point in index["points"]] == NAMES
     for run in index["runs"]:
         assert run["run_dir"].endswith("/run-002")
@@ -93,13 +93,13 @@ def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer
 
 
 def test_a_run_that_ends_without_having_trained_has_failed(plan, fake_trainer, capsys):
-    how = "vanilla=nan,async-gradients=frozen,hybrid=falls"
+    how = "stock=nan,all-host=frozen,stride=falls"
     the_plan = plan(fake_trainer(how))
     progress = run_all(the_plan, Request())
     assert (progress.ok, progress.failed) == (1, 2)
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["nan", "frozen", "ok"]
     out = capsys.readouterr().out
-    assert "[1/3] tiny vanilla: nan in " in out
+    assert "[1/3] tiny stock: nan in " in out
     assert "; ended, but its loss is nan from iteration 3; see " in out
     assert "; ended, but its loss is frozen at 7.0 from iteration 2; see " in out
     status = next(the_plan.folder.glob("log-*async1-opt_gaps0/run-001/status.json"))
@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_train
         raise LogError(f"{path}: cannot be read")
 
     monkeypatch.setattr("launch.derive.read_log", unreadable)
-    assert run_all(plan(fake_trainer("vanilla=nan")), Request()).ok == 3
+    assert run_all(plan(fake_trainer("stock=nan")), Request()).ok == 3
 
 
 def test_a_damaged_index_is_made_anew(plan, fake_trainer):
@@ -132,12 +132,12 @@ def test_repeats_alternate(plan, fake_trainer, capsys):
     run_all(the_plan, Request())
     runs = index_of(the_plan)["runs"]
     assert [(run["engine"], run["repeat"]) for run in runs] == [
-        ("vanilla", 1),
-        ("async-gradients", 1),
-        ("vanilla", 2),
-        ("async-gradients", 2),
+        ("stock", 1),
+        ("all-host", 1),
+        ("stock", 2),
+        ("all-host", 2),
     ]
-    assert "[3/4] tiny vanilla repeat 2: started" in capsys.readouterr().out
+    assert "[3/4] tiny stock repeat 2: started" in capsys.readouterr().out
 
 
 def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_written_costs_no_other_point(plan, fake_trainer
 
 
 def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsys, monkeypatch):
-    the_plan = plan(fake_trainer("hybrid=fail"))
+    the_plan = plan(fake_trainer("stride=fail"))
     run_all(the_plan, Request(chosen=frozenset(NAMES[1:])))
     capsys.readouterr()
     dry_run(the_plan, NAMES, Request())
@@ -264,14 +264,14 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
         assert main([*given, "--no-report", *words]) == 0
         return capsys.readouterr().out.splitlines()
 
-    assert not call(CPU, "--only", "vanilla")[0].startswith("type")
+    assert not call(CPU, "--only", "stock")[0].startswith("type")
     slow = replace(CPU, half_types=frozenset)
     out = call(slow)
     assert out[0] == DTYPE_TEXT
     assert out[1].startswith("sweep 'basic': 3 points, ")
     where = next((tmp_path / "r" / "basic").glob("log-*flush_async0*")).name
-    assert out[2] == "[1/3] tiny vanilla: started"
-    assert "[2/3] tiny async-gradients: started" in out
+    assert out[2] == "[1/3] tiny stock: started"
+    assert "[2/3] tiny all-host: started" in out
     folder = tmp_path / "r" / "basic"
     runs = json.loads((folder / "sweep.json").read_text())["runs"]
     saved = [json.loads((folder / r["run_dir"] / "run.json").read_text()) for r in runs]
@@ -281,7 +281,7 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     first = json.loads((folder / where / "run-001" / "run.json").read_text())
     assert (first["point"]["dtype"], first["dtype_reason"]) == ("bf16", "")
     # What is done needs no words of how long it takes.
-    assert call(slow)[1] == f"[1/3] tiny vanilla: done before ({where}/run-002)"
+    assert call(slow)[1] == f"[1/3] tiny stock: done before ({where}/run-002)"
 
 
 def test_why_a_point_was_left_out_stays_known(own, plan, fake_trainer, capsys):
@@ -290,7 +290,7 @@ def test_why_a_point_was_left_out_stays_known(own, plan, fake_trainer, capsys):
     assert progress.text(2) == "2 runs: 1 ok, 1 left out"
     assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
     assert list(the_plan.folder.glob("log-*gpu-only*")) == []
-    run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
+    run_all(the_plan, Request(chosen=frozenset({"tiny stock"})))
     known = [point.get("skipped", "") for point in index_of(the_plan)["points"]]
     assert known == ["", f"{reason} has none"]
 

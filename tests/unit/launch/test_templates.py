@@ -21,7 +21,7 @@ SWEEP = """
 name = "two"
 model = "tiny"
 point = {{ device = "cpu", dtype = "fp32", data_prefix = "{}/data" }}
-engines = [{{ engine = "vanilla" }}, {{ engine = "async-gradients" }}]
+engines = [{{ engine = "stock" }}, {{ engine = "all-host" }}]
 """
 
 
@@ -63,4 +63,4 @@ def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(tmp_
     assert start("ok").wait() == 0
     assert statuses() == {"run-001": "interrupted", "run-002": "ok"}
     index = json.loads((tmp_path / "r" / "two" / "sweep.json").read_text())
-    assert [run["engine"] for run in index["runs"]] == ["async-gradients"]
+    assert [run["engine"] for run in index["runs"]] == ["all-host"]

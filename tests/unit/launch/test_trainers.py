@@ -101,7 +101,7 @@ def test_options_that_contradict_each_other_are_refused(words, message):
         trainer(*words)
 
 
-HYBRID = {"engine": "hybrid", "stride": 2}
+HYBRID = {"engine": "stride", "stride": 2}
 
 
 @pytest.mark.parametrize(

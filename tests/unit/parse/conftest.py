@@ -70,7 +70,7 @@ def write_log(tmp_path):
     return write
 
 
-ENGINES = (("vanilla", 0), ("async-gradients", 0), ("hybrid", 2))
+ENGINES = (("stock", 0), ("all-host", 0), ("stride", 2))
 
 
 @dataclass
@@ -100,11 +100,11 @@ class SweepWriter:
         fields |= {"point": {}, "provenance": {}, "measured": {}, "evaluations": ()}
         fields |= changes
         losses = fields["losses"]
-        on = int(engine == "hybrid")
+        on = int(engine == "stride")
         stem = (
             f"log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs{fields['point'].get('micro_batch_size', 1)}"
             f"-ratio1-subg{fields['point'].get('subgroup_numel', 1_000_000)}"
-            f"-prefetch{on}-flush_async{int(engine != 'vanilla')}-opt_gaps{stride}"
+            f"-prefetch{on}-flush_async{int(engine != 'stock')}-opt_gaps{stride}"
         )
         if engine not in dict(ENGINES):
             stem += f"-engine_{engine}"

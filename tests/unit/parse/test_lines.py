@@ -26,7 +26,7 @@ def test_a_packed_log_says_the_same_as_the_log(write_log, ending):
     assert plain.iterations
     assert found.iterations == plain.iterations == read_log(unnamed).iterations
     assert found.settings == plain.settings
-    assert found.settings["engine"] == "vanilla"
+    assert found.settings["engine"] == "stock"
     assert found.digest == plain.digest
     assert find_logs(path.parent) == [path, packed]
 

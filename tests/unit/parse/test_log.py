@@ -298,12 +298,12 @@ OF_NAME = {
 @pytest.mark.parametrize(
     ("rest", "more"),
     [
-        ("-prefetch1-flush_async1-opt_gaps5", {"engine": "hybrid", "stride": 5}),
-        ("-prefetch0-flush_async0-opt_gaps0", {"engine": "vanilla", "stride": 0}),
-        ("-prefetch0-flush_async0-opt_gaps5", {"engine": "vanilla", "stride": 0}),
-        ("-prefetch0-flush_async1-opt_gaps5", {"engine": "async-gradients", "stride": 0}),
-        ("-prefetch0", {"engine": "vanilla", "stride": 0}),
-        ("-prefetch1", {"engine": "hybrid"}),
+        ("-prefetch1-flush_async1-opt_gaps5", {"engine": "stride", "stride": 5}),
+        ("-prefetch0-flush_async0-opt_gaps0", {"engine": "stock", "stride": 0}),
+        ("-prefetch0-flush_async0-opt_gaps5", {"engine": "stock", "stride": 0}),
+        ("-prefetch0-flush_async1-opt_gaps5", {"engine": "all-host", "stride": 0}),
+        ("-prefetch0", {"engine": "stock", "stride": 0}),
+        ("-prefetch1", {"engine": "stride"}),
         ("-hog0.5-zz7-engine_zen-tp9-x", {"engine": "zen-tp9-x"}),
         ("-engine_auto_2", {"engine": "auto_2"}),
     ],

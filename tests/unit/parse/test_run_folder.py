@@ -4,6 +4,7 @@ import pytest
 from programs import parse_logs as main, report as report_main
 from rows import rows
 
+from configs.study import default_study
 from parse.run import find_logs, label_runs, read_run, read_sweep
 
 
@@ -17,7 +18,7 @@ def set_run(folder, engine_part, **fields):
 
 
 def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
-    folder = sweep_writer.write(vanilla={"log": False})
+    folder = sweep_writer.write(stock={"log": False})
     index = json.loads((folder / "sweep.json").read_text())
     index["runs"][0] |= {"repeat": 3, "status": "hang"}
     edit(folder / "sweep.json", **index)
@@ -37,9 +38,9 @@ def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer):
     runs = read_sweep(folder)
     label_runs(runs)
     assert [run.label for run in runs] == [
-        "tiny vanilla #2",
-        "tiny async-gradients",
-        "tiny hybrid stride 2",
+        "tiny stock #2",
+        "tiny all-host",
+        "tiny stride 2",
     ]
 
 
@@ -83,13 +84,33 @@ def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
         edit(path, point=json.loads(path.read_text())["point"] | {"name": name})
     runs = read_sweep(folder)
     label_runs(runs)
-    assert [run.label for run in runs] == ["mine", "tiny async-gradients", "yours"]
+    assert [run.label for run in runs] == ["mine", "tiny all-host", "yours"]
     for run in runs:
         run.point["name"] = "ours"
     label_runs(runs)
     assert [run.label for run in runs] == [
-        "tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2",
+        "tiny stock", "tiny all-host", "tiny stride 2",
     ]  # fmt: skip
+
+
+BEFORE = {"stock": "vanilla", "all-host": "async-gradients", "stride": "hybrid"}
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_results_under_earlier_names_of_engines_are_read(sweep_writer, tmp_path, newest_first):
+    """Alone as they are, beside today's by the names that engines have now."""
+    study = default_study().as_table()
+    engines = {BEFORE.get(name, name): row for name, row in study["engines"].items()}
+    engines = {name: {**row, "aliases": []} for name, row in engines.items()}
+    older = {**study, "reference": "vanilla", "engines": engines}
+    writer = type(sweep_writer)(tmp_path / "older")
+    before = read_sweep(writer.write_runs([("vanilla", 0, {}), ("hybrid", 2, {})], study=older))
+    assert label_runs(before).reference == "vanilla"
+    assert [run.label for run in before] == ["tiny vanilla", "tiny hybrid stride 2"]
+    today = read_sweep(sweep_writer.write_runs([("stock", 0, {}), ("stride", 2, {})], study=study))
+    runs = [*today, *before] if newest_first else [*before, *today]
+    assert label_runs(runs).reference == "stock"
+    assert [run.engine for run in runs] == ["stock", "stride"] * 2
 
 
 def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_path):

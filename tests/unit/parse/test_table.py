@@ -20,7 +20,7 @@ def test_a_run_is_a_row_of_means_after_the_warm_up(write_log, tmp_path, capsys):
     (row,) = rows(tmp_path / "out" / "runs.csv")
     assert list(row)[: len(REQUIRED)] == REQUIRED
     assert row["path"] == str(log)
-    assert (row["model"], row["engine"], row["stride"]) == ("7B", "hybrid", "3")
+    assert (row["model"], row["engine"], row["stride"]) == ("7B", "stride", "3")
     assert (row["offload_ratio"], row["subgroup_numel"], row["iterations"]) == ("0.5", "100", "5")
     assert float(row["update_ms"]) == pytest.approx(33.75)
     assert float(row["optimizer_step_ms"]) == pytest.approx(28.5)
@@ -76,11 +76,11 @@ def test_under_a_sweep_only_its_runs_count(sweep_writer, tmp_path, write_log):
     write_log("a sweep/old/run-000/older.log")
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     table = rows(tmp_path / "out" / "runs.csv")
-    assert [row["engine"] for row in table] == ["vanilla", "async-gradients", "hybrid"]
+    assert [row["engine"] for row in table] == ["stock", "all-host", "stride"]
     assert [row["label"] for row in table] == [
-        "tiny vanilla",
-        "tiny async-gradients",
-        "tiny hybrid stride 2",
+        "tiny stock",
+        "tiny all-host",
+        "tiny stride 2",
     ]
     assert {row["device"] for row in table} == {"cpu"}
     assert {row["parameters"] for row in table} == {"12345"}
@@ -165,21 +165,21 @@ def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
     sweep_writer, tmp_path, capsys, word
 ):
     folder = sweep_writer.write(
-        **{name: {"losses": FAILING[word], "seconds": SECONDS} for name in ("vanilla", "hybrid")}
+        **{name: {"losses": FAILING[word], "seconds": SECONDS} for name in ("stock", "stride")}
     )
     assert main([str(folder), "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err.count(f"the loss is {word}") == 2
     table = {row["engine"]: row for row in rows(tmp_path / "out" / "runs.csv")}
-    assert [table[name]["status"] for name in ("vanilla", "async-gradients", "hybrid")] == [
+    assert [table[name]["status"] for name in ("stock", "all-host", "stride")] == [
         word, "ok", word,
     ]  # fmt: skip
     # Its times were measured all the same, and stand in the tables.
-    assert table["hybrid"]["timed_iterations"] == "5"
+    assert table["stride"]["timed_iterations"] == "5"
     (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
-               if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
+               if (r["engine"], r["phase"]) == ("stride", "iteration"))  # fmt: skip
     assert float(pair["ratio"]) == pytest.approx(1.0)
     assert pair["speedup"] == ""
-    assert f"the loss of hybrid is {word}" in pair["withheld"]
+    assert f"the loss of stride is {word}" in pair["withheld"]
     assert report([str(folder)]) == 1
     assert f"loss: {word}" in capsys.readouterr().out
     assert (folder / "report.md").read_text().count(f"the loss is {word}") >= 2
@@ -212,7 +212,7 @@ def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, 
 
 
 def test_a_reference_alone_that_fails_fails_the_report(sweep_writer, tmp_path, capsys):
-    vanilla = ("vanilla", 0, {"losses": FAILING["diverged"], "seconds": SECONDS})
-    folder = sweep_writer.write_runs([vanilla])
+    reference = ("stock", 0, {"losses": FAILING["diverged"], "seconds": SECONDS})
+    folder = sweep_writer.write_runs([reference])
     assert report([str(folder)]) == 1
-    assert "tiny vanilla: the loss is diverged (from 9.25 to 11.25" in capsys.readouterr().out
+    assert "tiny stock: the loss is diverged (from 9.25 to 11.25" in capsys.readouterr().out

@@ -7,12 +7,12 @@ from programs import parse_logs as main, report
 from rows import rows
 
 TIMES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0, "iteration_ms": 650.0}
-ENGINES = {"vanilla": 1.0, "async-gradients": 0.8, "hybrid": 0.5}
+ENGINES = {"stock": 1.0, "all-host": 0.8, "stride": 0.5}
 
 
 @pytest.fixture
 def simulated(tmp_path):
-    """Writes a sweep of three predicted engines, vanilla beside its published values."""
+    """Writes a sweep of three predicted engines, stock beside its published values."""
     folder = tmp_path / "a simulated sweep"
     runs = []
 
@@ -20,7 +20,7 @@ def simulated(tmp_path):
         run = folder / engine / f"{source}-{len(runs)}"
         run.mkdir(parents=True)
         fields = {
-            "model": {"name": "7B"}, "engine": engine, "stride": 2 if engine == "hybrid" else 0,
+            "model": {"name": "7B"}, "engine": engine, "stride": 2 if engine == "stride" else 0,
             "dp": 4, "micro_batch_size": 1, "global_batch_size": 4, **dict(point),
         }  # fmt: skip
         run_json = {"source": source, "point": fields, "point_key": engine, "log": "values.json"}
@@ -52,7 +52,7 @@ def simulated(tmp_path):
 
 @pytest.fixture
 def whole(simulated):
-    simulated.add("vanilla", "published", **{**TIMES, "update_ms": 200.0}, about="a DOI")
+    simulated.add("stock", "published", **{**TIMES, "update_ms": 200.0}, about="a DOI")
     return simulated()
 
 
@@ -79,7 +79,7 @@ def test_nothing_of_a_prediction_is_warm_up(whole, tmp_path):
 def test_a_predicted_ratio_is_never_a_speed_up(whole, tmp_path):
     main([str(whole), "--out", str(tmp_path / "t")])
     found = rows(tmp_path / "t" / "comparisons.csv")
-    assert {row["engine"] for row in found} == {"async-gradients", "hybrid"}
+    assert {row["engine"] for row in found} == {"all-host", "stride"}
     for row in found:
         assert float(row["ratio"]) == pytest.approx(1 / ENGINES[row["engine"]])
         assert (row["speedup"], row["equality"]) == ("", "not compared")
@@ -88,11 +88,11 @@ def test_a_predicted_ratio_is_never_a_speed_up(whole, tmp_path):
 
 def test_a_measured_run_is_never_held_against_a_predicted_one(whole, sweep_writer, tmp_path):
     """Nor the other way round: each keeps to its kind."""
-    measured = sweep_writer.write(engines=(("hybrid", 2),))
-    same = json.loads(next(whole.glob("vanilla/sim*/run.json")).read_text())
+    measured = sweep_writer.write(engines=(("stride", 2),))
+    same = json.loads(next(whole.glob("stock/sim*/run.json")).read_text())
     run = next(measured.glob("*/*/run.json"))
     ours = json.loads(run.read_text())
-    point = {**same["point"], "engine": "hybrid", "stride": 2}
+    point = {**same["point"], "engine": "stride", "stride": 2}
     run.write_text(json.dumps({**ours, "point": point}))
     main([str(whole), str(measured), "--out", str(tmp_path / "t")])
     found = rows(tmp_path / "t" / "comparisons.csv")
@@ -110,17 +110,17 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
     assert page.count('class="tag">simulated') >= 2
     for shown in (text, page):
         assert "Simulated: nothing was run." in shown
-        for word in ("equal to vanilla", "speed-up 2", "trains", "measured on"):
+        for word in ("equal to stock", "speed-up 2", "trains", "measured on"):
             assert word not in shown
 
 
 def test_the_report_shows_predictions_beside_published_values(whole):
     report([str(whole)])
     text = (whole / "report.md").read_text()
-    assert "| 7B vanilla | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in text
-    assert "| 7B hybrid stride 2 | 325.0 | 50.0 | 100.0 | 150.0 | simulated |" in text
+    assert "| 7B stock | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in text
+    assert "| 7B stride 2 | 325.0 | 50.0 | 100.0 | 150.0 | simulated |" in text
     assert "withheld: simulated: a predicted ratio, not a measured speed-up | 2.000 |" in text
-    assert "| 7B vanilla | update | 300 | 200 | +50% | a DOI |" in text
+    assert "| 7B stock | update | 300 | 200 | +50% | a DOI |" in text
     assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text
     assert "| fitted rates | a\\_rate |" in text
     fit = "7 published rows off by 1.0% in the median, 21.0% at worst; agreement with them is"
@@ -128,7 +128,7 @@ def test_the_report_shows_predictions_beside_published_values(whole):
 
 
 def test_a_point_that_does_not_fit_says_why(simulated):
-    simulated.add("hybrid", "simulated", "oom-device", {"dp": 1, "global_batch_size": 1},
+    simulated.add("stride", "simulated", "oom-device", {"dp": 1, "global_batch_size": 1},
                   iteration_ms=None, fits=False)  # fmt: skip
     folder = simulated()
     assert report([str(folder)]) == 0
@@ -143,15 +143,15 @@ def test_what_is_published_says_so_in_every_table_and_count(whole):
     text, page = ((whole / f"report.{kind}").read_text() for kind in ("md", "html"))
     assert "\n3 simulated: 3 fit; 1 published.\n" in text
     table = text.partition("## Times")[2].partition("##")[0]
-    assert "| 7B vanilla | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in table
-    assert "| 7B vanilla, published | 650.0 | 100.0 | 200.0 | 200.0 | published |" in table
+    assert "| 7B stock | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in table
+    assert "| 7B stock, published | 650.0 | 100.0 | 200.0 | 200.0 | published |" in table
     results = text.partition("## Results")[2].partition("##")[0]
-    assert "| 7B vanilla | simulated | 650 |" in results
-    assert "| 7B vanilla, published | published | 650 |" in results
-    assert "| 7B vanilla, published | published |" in text.partition("## Runs")[2]
+    assert "| 7B stock | simulated | 650 |" in results
+    assert "| 7B stock, published | published | 650 |" in results
+    assert "| 7B stock, published | published |" in text.partition("## Runs")[2]
     for name in ("runs", "iterations"):
         labels = [row["label"] for row in rows(whole / "tables" / f"{name}.csv")]
-        assert labels[-1] == "7B vanilla, published"
+        assert labels[-1] == "7B stock, published"
         assert len(set(labels)) == 4
     # Green is what was measured.
     assert 'class="number ok"' not in page
@@ -178,10 +178,10 @@ def test_what_is_not_predicted_is_empty_with_the_reason(simulated):
     text = (folder / "report.md").read_text()
     assert "Empty: stall of a checkpoint (not predicted: " in text
     assert "| point | source | host memory of all ranks, GiB (lower is better) | runs |" in text
-    assert "| 7B vanilla | simulated | 7.5 | 1 |" in text
+    assert "| 7B stock | simulated | 7.5 | 1 |" in text
     assert "Not predicted: loss (nothing is trained)." in text
     found = json.loads((folder / "tables" / "findings.json").read_text())["results"]
     assert list(found["columns"]) == ["host_peak_gib"]
     assert found["rows"][0] == {
-        "label": "7B vanilla", "source": "simulated", "runs": 1, "values": [7.5],
+        "label": "7B stock", "source": "simulated", "runs": 1, "values": [7.5],
     }  # fmt: skip

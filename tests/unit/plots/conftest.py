@@ -10,13 +10,13 @@ from configs.study import default_study
 from plots.registry import figures
 from plots.tables import read_tables
 
-ENGINES = (("vanilla", 0), ("async-gradients", 0), ("hybrid", 2))
+ENGINES = (("stock", 0), ("all-host", 0), ("stride", 2))
 FORM = {
     "model": "tiny", "tp": 1, "dp": 1, "micro_batch_size": 1, "accumulation": 1,
     "offload_ratio": 1.0, "subgroup_numel": 100_000_000, "hog_share": 0.0,
 }  # fmt: skip
 PARAMETERS = {"tiny": 7e6, "7B": 5.95e9, "13B": 11.3e9, "20B": 15.3e9}
-RATE = {"vanilla": 6e6, "async-gradients": 6e6, "hybrid": 11e6}
+RATE = {"stock": 6e6, "all-host": 6e6, "stride": 11e6}
 """Parameters a ms."""
 
 
@@ -27,7 +27,7 @@ class Sweep:
         self.runs, self.iterations, self.memory, self.monitor = [], [], [], []
         self.comparisons = []
 
-    def add(self, engine="vanilla", stride=0, *, times=None, iterations=6, **changes):
+    def add(self, engine="stock", stride=0, *, times=None, iterations=6, **changes):
         """A run and its iterations; ``times=()`` is a run that failed."""
         form = {**FORM, **{k: v for k, v in changes.items() if k in FORM}}
         number = len(self.runs)
@@ -68,7 +68,7 @@ class Sweep:
         batch = run["micro_batch_size"] * run["accumulation"]
         phases = {
             "forward_ms": 60 * batch * wobble,
-            "backward_ms": 300 * batch * wobble / (1.0 if run["engine"] == "vanilla" else 1.6),
+            "backward_ms": 300 * batch * wobble / (1.0 if run["engine"] == "stock" else 1.6),
             "update_ms": update * wobble / (1 - 0.4 * run["hog_share"]) / run["dp"],
         }
         return {**phases, "iteration_ms": 1.05 * sum(phases.values())}

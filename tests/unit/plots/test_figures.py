@@ -19,9 +19,9 @@ def times(iteration=100, **phases):
 @pytest.fixture
 def three(sweep):
     """Three engines, the last without a time of its update."""
-    sweep.add("vanilla", times=times())
-    sweep.add("async-gradients", times=times(80))
-    sweep.add("hybrid", 2, times=times(50, update=None))
+    sweep.add("stock", times=times())
+    sweep.add("all-host", times=times(80))
+    sweep.add("stride", 2, times=times(50, update=None))
     return sweep
 
 
@@ -52,14 +52,14 @@ def test_equal_losses_are_drawn_so_that_each_can_be_seen(draw, three):
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len({line.get_marker() for line in ax.lines}) == 3
     assert [line.get_color() for line in ax.lines] == [
-        ENGINES[name].colour for name in ("vanilla", "async-gradients", "hybrid")
+        ENGINES[name].colour for name in ("stock", "all-host", "stride")
     ]
     for line in ax.lines:
         np.testing.assert_allclose(line.get_ydata(), [11 - i / 9 for i in range(1, 7)])
 
 
 def test_a_nan_is_marked_and_an_unknown_loss_is_not(draw, sweep):
-    sweep.add("vanilla", iterations=4)
+    sweep.add("stock", iterations=4)
     for row, loss in zip(sweep.iterations, ("9", "nan", "", "8"), strict=True):
         row["loss"] = loss
     (ax,) = draw("loss", sweep).axes
@@ -73,7 +73,7 @@ def test_a_nan_is_marked_and_an_unknown_loss_is_not(draw, sweep):
 def test_repeats_of_a_point_are_one_bar_and_other_points_stay_apart(draw, sweep):
     for point in ("a", "b"):
         for repeat, ms in ((1, 100), (2, 120), (3, 170 if point == "b" else 110)):
-            sweep.add("vanilla", times=times(ms), point=point, label=f"{point} {repeat}")
+            sweep.add("stock", times=times(ms), point=point, label=f"{point} {repeat}")
     figure = draw("iteration-breakdown", sweep)
     assert bars(figure)["other"] == [20, 30]
     assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == ["a 1", "b 1"]

@@ -15,7 +15,7 @@ from plots.style import STYLE_FILE
 from plots.tables import read_tables
 
 SIZES = [10**7, 2 * 10**7, 5 * 10**7, 10**8, 2 * 10**8, 5 * 10**8, 10**9, 2 * 10**9]
-STRIDES = [("vanilla", 0), ("async-gradients", 0), *(("hybrid", k) for k in (2, 3, 4))]
+STRIDES = [("stock", 0), ("all-host", 0), *(("stride", k) for k in (2, 3, 4))]
 
 
 def outline(text):
@@ -84,7 +84,7 @@ def test_no_text_lies_over_another(draw, sweep, name, settings):
 
 
 def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(draw, sweep):
-    run = sweep.add("vanilla")
+    run = sweep.add("stock")
     keys = {key: run[key] for key in ("path", "label", "case", "engine")}
     for place in range(30):
         title = f"Engine before micro-batch {place}"

@@ -26,9 +26,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def every_table(sweep):
     """Tables of which each figure can be made."""
-    sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 3)], model=["$odd^ & <b>"])
+    sweep.grid(engines=[("stock", 0), ("stride", 2), ("stride", 3)], model=["$odd^ & <b>"])
     for setting, value in EVERY.items():
-        sweep.add("vanilla", **{"model": "$odd^ & <b>", setting: value})
+        sweep.add("stock", **{"model": "$odd^ & <b>", setting: value})
     for run in sweep.runs:
         run["gpu_peak_gib"] = 9
         run["hardware"] = "100% $\\nope$"  # no mathematics
@@ -126,7 +126,7 @@ def test_an_impossible_figure_asked_for_is_an_error_and_the_others_are_drawn(
 
 
 def test_runs_that_all_failed_leave_no_figure_and_say_why(sweep, tmp_path, capsys):
-    for engine in ("vanilla", "hybrid"):
+    for engine in ("stock", "stride"):
         sweep.add(engine, times=(), status="oom-host")
     tables = sweep.write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f")]) == 1
@@ -193,7 +193,7 @@ def test_a_figure_is_current_while_what_it_is_made_of_is_the_same(
 ):
     tables, out = loss
     if what == "table":
-        sweep.add("hybrid", 3, model="7B")
+        sweep.add("stride", 3, model="7B")
         sweep.write(tables)
     elif what == "study":
         (tables / "study.json").write_text(default_study().as_json())
@@ -212,7 +212,7 @@ def test_a_figure_is_current_while_what_it_is_made_of_is_the_same(
 
 def test_a_figure_that_was_drawn_of_other_tables_is_not_current(loss, tmp_path, sweep):
     tables, out = loss
-    sweep.add("hybrid", 3, model="7B")
+    sweep.add("stride", 3, model="7B")
     others = sweep.write(tmp_path / "others")
     assert main([str(others), "--out", str(out), "--figure", "loss"]) == 0
     assert current(tables, out) == {"memory": "of no use here"}

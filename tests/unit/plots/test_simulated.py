@@ -11,7 +11,7 @@ ENGINES = {name: row.style for name, row in default_study().engines.items()}
 PHASES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0}
 
 
-def add(sweep, source, engine="vanilla", stride=0, iteration=650.0, phases=PHASES, **fields):
+def add(sweep, source, engine="stock", stride=0, iteration=650.0, phases=PHASES, **fields):
     """A run of one value a phase, as predictions and published values are."""
     times = [{**phases, "iteration_ms": iteration}]
     run = sweep.add(engine, stride, times=times, source=source, model="7B", **fields)
@@ -27,7 +27,7 @@ def strides(sweep):
         for stride in (2, 3, 4):
             update = {"forward_ms": None, "backward_ms": None, "update_ms": 100.0 * stride}
             own = {} if source == "simulated" else {"iteration": None, "phases": update}
-            add(sweep, source, "hybrid", stride, **own)
+            add(sweep, source, "stride", stride, **own)
     return sweep
 
 
@@ -39,7 +39,7 @@ def test_published_points_are_hollow_and_not_joined(draw, sweep):
     ax = draw("stride", strides(sweep)).axes[0]
     found = lines_of(ax)
     assert found["white"].get_linestyle() == "None"
-    assert found[ENGINES["hybrid"].colour].get_linestyle() == "--"
+    assert found[ENGINES["stride"].colour].get_linestyle() == "--"
 
 
 def test_a_published_level_is_marked_at_its_ends(draw, sweep):
@@ -75,9 +75,9 @@ def test_an_update_alone_is_no_iteration(draw, sweep, name):
 
 def test_phases_without_a_whole_are_an_iteration_all_the_same(draw, sweep):
     add(sweep, "simulated")
-    add(sweep, "published", "hybrid", 2, iteration=None)
+    add(sweep, "published", "stride", 2, iteration=None)
     (ax,) = draw("iteration-breakdown", sweep).axes
     assert [text.get_text() for text in ax.get_yticklabels()] == [
-        "vanilla, simulated", "hybrid stride 2, published",
+        "stock, simulated", "stride 2, published",
     ]  # fmt: skip
     assert {text.get_text() for text in ax.texts} >= {"650", "600"}

@@ -13,10 +13,10 @@ def watermarks(figure):
 
 
 def both(sweep, source):
-    for engine, of in (("vanilla", "measured"), ("hybrid", source)):
+    for engine, of in (("stock", "measured"), ("stride", source)):
         for dp in (1, 2):
-            sweep.add(engine, 2 if engine == "hybrid" else 0, model="7B", dp=dp, source=of)
-        sweep.add(engine, 2 if engine == "hybrid" else 0, model="13B", source=of)
+            sweep.add(engine, 2 if engine == "stride" else 0, model="7B", dp=dp, source=of)
+        sweep.add(engine, 2 if engine == "stride" else 0, model="13B", source=of)
 
 
 def test_values_over_shaped_links_are_said_to_be_so(draw, sweep):
@@ -42,7 +42,7 @@ def test_simulated_values_are_watermarked_and_said_below(draw, sweep, name, pane
 
 def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     sweep.grid(model=["7B"], dp=[1, 2])
-    sweep.grid(engines=[("vanilla", 0)], model=["13B"], dp=[1, 2])
+    sweep.grid(engines=[("stock", 0)], model=["13B"], dp=[1, 2])
     for run in sweep.runs[-2:]:
         run["source"] = "simulated"
     axes = draw("data-parallel", sweep).axes
@@ -70,7 +70,7 @@ def test_engines_differ_in_more_than_colour():
 
 def test_a_variant_never_takes_the_marker_of_another_engine_that_is_shown():
     rows = [{"engine": engine} for engine in ENGINES]
-    rows += [{"engine": "hybrid", "stride": stride} for stride in (2, 3, 4)]
+    rows += [{"engine": "stride", "stride": stride} for stride in (2, 3, 4)]
     made = Looks(default_study(), rows)
     for attribute in ("marker", "hatch"):
         assert len({getattr(made.of(row).alone, attribute) for row in rows}) == len(rows)

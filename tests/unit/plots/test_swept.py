@@ -43,7 +43,7 @@ def test_a_sweep_has_a_row_a_model_and_a_line_an_engine(draw, sweep, name, setti
     assert [ax.get_title(loc="left").strip() for ax in axes[::columns]] == ["7B", "tiny"]
     for ax in axes:
         lines = drawn(ax)
-        assert list(lines) == [colour(e) for e in ("vanilla", "async-gradients", "hybrid")]
+        assert list(lines) == [colour(e) for e in ("stock", "all-host", "stride")]
         for points in lines.values():
             assert [x for x, _ in points] == at
         assert list(ax.get_xticks()) == at
@@ -67,33 +67,33 @@ def test_models_of_one_name_and_several_sizes_have_panels_of_their_own(draw, swe
         for dp in (1, 2):
             times = [{"iteration_ms": own} for own in (99, ms, ms)]
             own = {"model.layers": layers, "label": f"20B {layers} {dp}"}
-            sweep.add("vanilla", model="20B", dp=dp, times=times, **own)
+            sweep.add("stock", model="20B", dp=dp, times=times, **own)
     axes = draw("data-parallel", sweep).axes[::2]
     titles = [ax.get_title(loc="left") for ax in axes]
     assert titles == ["20B, layers 60", "20B, layers 59"]
-    heights = [drawn(ax)[colour("vanilla")] for ax in axes]
+    heights = [drawn(ax)[colour("stock")] for ax in axes]
     assert heights == [[(1, 12.5), (2, 12.5)], [(1, 7.29), (2, 7.29)]]
 
 
 def test_values_are_in_the_unit_of_the_axis(draw, sweep):
     for dp in (1, 2):
-        sweep.add("vanilla", dp=dp, times=[{"iteration_ms": ms} for ms in (1, 2500, 2500, 7500)])
+        sweep.add("stock", dp=dp, times=[{"iteration_ms": ms} for ms in (1, 2500, 2500, 7500)])
     ax, _ = draw("data-parallel", sweep).axes
     assert ax.get_ylabel() == "median iteration time (s)"
-    assert drawn(ax) == {colour("vanilla"): [(1, 2.5), (2, 2.5)]}
+    assert drawn(ax) == {colour("stock"): [(1, 2.5), (2, 2.5)]}
     (bars,) = ax.containers[0].lines[2]
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[2.5, 5.0]] * 2
 
 
 def test_a_run_that_failed_is_marked_where_it_would_have_been(draw, sweep):
-    sweep.add("vanilla", dp=1)
-    sweep.add("vanilla", dp=8, times=(), status="oom-device")
+    sweep.add("stock", dp=1)
+    sweep.add("stock", dp=8, times=(), status="oom-device")
     figure = draw("data-parallel", sweep)
     marks = [line for line in figure.axes[0].lines if line.get_gid() == "failed"]
     assert [list(mark.get_xdata()) for mark in marks] == [[8]]
     assert "oom-device 1" in figure.get_supxlabel()
     assert list(figure.axes[0].get_xticks()) == [1, 8]
-    points = drawn(figure.axes[0])[colour("vanilla")]
+    points = drawn(figure.axes[0])[colour("stock")]
     assert [x for x, _ in points] == [1]
 
 
@@ -110,7 +110,7 @@ def test_models_stack_phases_and_count_100_iterations_from_the_median(draw, swee
         times = [
             {"iteration_ms": 3 * ms, "forward_ms": ms, "update_ms": ms} for ms in (9, 30, 30, 60)
         ]
-        sweep.add("vanilla", model=model, times=times)
+        sweep.add("stock", model=model, times=times)
     figure = draw("models", sweep)
     stack, rate, total = figure.axes[3:]
     assert [round(patch.get_width(), 6) for patch in stack.patches] == [30, 30, 30]
@@ -123,7 +123,7 @@ def test_models_stack_phases_and_count_100_iterations_from_the_median(draw, swee
 @pytest.mark.parametrize("name", ["models", "accumulation"])
 def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, name):
     figure = FIGURES[name]
-    sweep.add("vanilla", times=(), status="failed")
+    sweep.add("stock", times=(), status="failed")
     tables = read_tables(sweep.write(tmp_path / "t"))
     with pytest.raises(PlotError, match="no run has"):
         figure.draw(tables)

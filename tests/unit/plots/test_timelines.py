@@ -17,7 +17,7 @@ def keys(run):
 @pytest.fixture
 def phases(sweep):
     """Two engines; allocated memory is the iteration times ten plus the place in it."""
-    for run in (sweep.add("hybrid", 2), sweep.add("vanilla")):
+    for run in (sweep.add("stride", 2), sweep.add("stock")):
         for iteration in range(4):
             for place, title in enumerate(TITLES):
                 sweep.memory.append({
@@ -31,7 +31,7 @@ def phases(sweep):
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
     device, machine = draw_memory(read_tables(phases.write(tmp_path)), None).axes
     allocated = {line.get_color(): line for line in device.lines}
-    assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
+    assert list(allocated) == [ENGINES["stock"].colour, ENGINES["stride"].colour]
     for line in allocated.values():
         assert list(line.get_ydata()) == [25, 26, 27, 28, 29]
     assert [label.get_text() for label in machine.get_xticklabels()] == list(TITLES)
@@ -55,7 +55,7 @@ def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
 def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
     phases.memory = [
         row for row in phases.memory
-        if not (row["engine"] == "vanilla" and row["title"] == "after step")
+        if not (row["engine"] == "stock" and row["title"] == "after step")
     ]  # fmt: skip
     device, _ = draw_memory(read_tables(phases.write(tmp_path)), None).axes
     assert np.isnan(device.lines[0].get_ydata()[-1])
@@ -73,7 +73,7 @@ def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
 @pytest.fixture
 def samples(sweep):
     """Two engines on two devices, sampled at 0, 1 and 2 s."""
-    for run in (sweep.add("hybrid", 2), sweep.add("vanilla"), sweep.add("vanilla")):
+    for run in (sweep.add("stride", 2), sweep.add("stock"), sweep.add("stock")):
         for time in range(3):
             for device in (0, 1):
                 sweep.monitor.append({
@@ -100,23 +100,23 @@ def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_pa
     assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
     found = [[line for line in ax.lines if line.get_gid() != "end"] for ax in axes]
     assert all(len(lines) == 2 for lines in found), "one line an engine, repeats left out"
-    assert axes[0].lines[0].get_color() == ENGINES["vanilla"].colour
+    assert axes[0].lines[0].get_color() == ENGINES["stock"].colour
 
 
 def test_each_line_ends_where_its_run_does(sweep, tmp_path):
-    for engine, stride, end in (("vanilla", 0, 5000), ("hybrid", 2, 3001)):
+    for engine, stride, end in (("stock", 0, 5000), ("stride", 2, 3001)):
         run = sweep.add(engine, stride)
         sweep.monitor += [{**keys(run), "time_s": t, "cpu_percent": 50} for t in range(end + 1)]
     (ax,) = draw_utilisation(read_tables(sweep.write(tmp_path)), None).axes
     ends = {line.get_color(): line.get_xdata()[-1] for line in ax.lines}
-    assert ends == {ENGINES["vanilla"].colour: 5000, ENGINES["hybrid"].colour: 3001}
+    assert ends == {ENGINES["stock"].colour: 5000, ENGINES["stride"].colour: 3001}
     lines = [line.get_xdata()[-1] for line in ax.lines if line.get_gid() != "end"]
     assert lines == [5000, 3001]
     assert ax.get_xlim() == (0, 5000)
 
 
 def test_long_runs_are_thinned_to_means(sweep, tmp_path):
-    run = sweep.add("vanilla")
+    run = sweep.add("stock")
     sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
     (ax,) = draw_utilisation(read_tables(sweep.write(tmp_path)), None).axes
     assert len(ax.lines[0].get_xdata()) == 600

@@ -19,7 +19,7 @@ def plan(*words):
 
 
 def test_it_prints_what_is_predicted(capsys):
-    assert plan("--model", "13B", "--machine", "h100x4", "--engine", "zero3") == 0
+    assert plan("--model", "13B", "--machine", "h100x4", "--engine", "stock") == 0
     out = capsys.readouterr().out
     expected = predict(Workload(load_model("13B")[0], STOCK, dp=4), load_machine("h100x4"))
     for name in ("iteration", "forward", "backward", "update"):
@@ -62,9 +62,9 @@ def workload_of(*words, machine="h100x4"):
         (["--sequence-length", "-1"], "sequence_length = -1"),
         (["--stride", "2", "--policy", "all-host"], "stride = 2: policy 'all-host' has no"),
         (["--dtype", "fp32"], "dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
-        (["--engine", "zero3", "--stride", "2"], "stride = 2: engine 'zero3'"),
-        (["--engine", "zero3", "--policy", "dynamic"], "engine 'zero3' has its own"),
-        (["--engine", "paper"], "engine = 'paper': did you mean 'zero3'? known: zero3, ours"),
+        (["--engine", "stock", "--stride", "2"], "stride = 2: engine 'stock'"),
+        (["--engine", "stock", "--policy", "dynamic"], "engine 'stock' has its own"),
+        (["--engine", "paper"], "engine = 'paper': known: stock, plugin"),
         (["--policy", "dynamo"], "did you mean 'dynamic'"),
     ],
 )

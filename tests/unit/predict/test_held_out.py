@@ -37,9 +37,9 @@ def measured_s(text):
 
 def workload_of(found):
     dp, mbs = int(found["dp"]), int(found["mbs"])
-    engine = "paper" if found["prefetch"] == "1" else "zero3-0.13"
-    if engine != "paper" and found["flush"] == "1":
-        engine = "async-0.13"
+    engine = "stride-0.13" if found["prefetch"] == "1" else "stock-0.13"
+    if engine != "stride-0.13" and found["flush"] == "1":
+        engine = "all-host-0.13"
     model = {"8B": "8.3B"}.get(found["model"], found["model"])
     return Workload(
         load_model(model)[0],
@@ -94,7 +94,7 @@ def test_updates_of_runs_with_the_code_of_the_published_figures():
 # asynchronous gradients and its hybrid, and parameters updated a second, in 1e9.
 @pytest.mark.parametrize(
     ("engine", "iteration_s", "rate"),
-    [("zero3-0.13", 7.32, 6.65), ("async-0.13", 3.81, 6.65), ("paper", 2.97, 11.85)],
+    [("stock-0.13", 7.32, 6.65), ("all-host-0.13", 3.81, 6.65), ("stride-0.13", 2.97, 11.85)],
 )
 def test_a_larger_model_than_any_that_was_fitted(engine, iteration_s, rate):
     workload = Workload(load_model("20B")[0], SOFTWARE[engine], dp=4)

@@ -31,30 +31,30 @@ from deep_optimizer_states.predict.workload import Workload, WorkloadError
 H100, H200 = load_machine("h100x4"), load_machine("h200x1")
 
 
-def of(model="7B", engine="ours", **fields):
+def of(model="7B", engine="plugin", **fields):
     fields.setdefault("dp", 4)
     return Workload(load_model(model)[0], SOFTWARE[engine], **fields)
 
 
 def test_engines_rank_as_published_and_ours_is_first():
     times = {engine: predict(of("20B", engine), H100).iteration_s for engine in SOFTWARE}
-    assert times["zero3-0.13"] > times["async-0.13"] > times["paper"] > times["ours"]
-    assert times["zero3"] > times["ours"]
+    assert times["stock-0.13"] > times["all-host-0.13"] > times["stride-0.13"] > times["plugin"]
+    assert times["stock"] > times["plugin"]
 
 
 PREDICTED = """
-engine=zero3-0.13 | 0.1491 1.653 0.8943 0 0.3 38.16 9.85 0
-engine=async-0.13 | 0.1491 0.357 0.8943 0 0.3 38.16 9.85 0
-engine=paper | 0.2592 0.357 0.5085 0 0.3 45.68 11.68 0
-engine=zero3 | 0.1491 0.3626 0.8943 0 0.3 35.03 9.85 0
-engine=zero3-0.13 offload_ratio=0.8 | 0.1491 1.391 0.7132 0 0.24 32.1 14.76 0
-engine=paper offload_ratio=0.75 | 0.2592 0.357 0.3683 0 0.225 35.45 18.22 0
-engine=zero3 offload_ratio=0.8 | 0.1491 0.3626 0.7685 0 0.24 31.39 13.26 0
-engine=zero3 weights_at=cpu | 0.1491 0.3626 0.6752 0 0.3093 39.32 6.875 0
-engine=zero3-0.13 accumulation=4 | 0.5964 2.69 0.8943 0 0.3 38.16 9.85 0
-engine=paper accumulation=8 | 1.303 2.779 0.5085 0 0.3 45.68 11.68 0
-engine=paper micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3 45.68 20.3 0
-machine=cpu-only engine=zero3 dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0 0
+engine=stock-0.13 | 0.1491 1.653 0.8943 0 0.3 38.16 9.85 0
+engine=all-host-0.13 | 0.1491 0.357 0.8943 0 0.3 38.16 9.85 0
+engine=stride-0.13 | 0.2592 0.357 0.5085 0 0.3 45.68 11.68 0
+engine=stock | 0.1491 0.3626 0.8943 0 0.3 35.03 9.85 0
+engine=stock-0.13 offload_ratio=0.8 | 0.1491 1.391 0.7132 0 0.24 32.1 14.76 0
+engine=stride-0.13 offload_ratio=0.75 | 0.2592 0.357 0.3683 0 0.225 35.45 18.22 0
+engine=stock offload_ratio=0.8 | 0.1491 0.3626 0.7685 0 0.24 31.39 13.26 0
+engine=stock weights_at=cpu | 0.1491 0.3626 0.6752 0 0.3093 39.32 6.875 0
+engine=stock-0.13 accumulation=4 | 0.5964 2.69 0.8943 0 0.3 38.16 9.85 0
+engine=stride-0.13 accumulation=8 | 1.303 2.779 0.5085 0 0.3 45.68 11.68 0
+engine=stride-0.13 micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3 45.68 20.3 0
+machine=cpu-only engine=stock dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0 0
 machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6752 0 0
 machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100.2 0 0
 machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.516 0.2042 2.311 220.2 68.58 30.65
@@ -78,16 +78,16 @@ policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09921 0.
 gather_bytes_per_s=1e9 | 8.958 17.85 0.275 0.09921 0.2498 26.46 14.23 2.974
 host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.46 14.23 2.974
 host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.019 0.09921 1.785 26.46 14.23 2.974
-engine=zero3 stage=0 optimizer_at=none | 0.1013 0.4219 0.0661 0 0 5.369 119.6 0
-engine=zero3 stage=1 optimizer_at=none | 0.1013 0.4219 0.06114 0 0 5.369 47.98 0
-engine=zero3 stage=2 optimizer_at=none overlaps=True | 0.1013 0.3327 0.06114 0 0 5.369 42.29 0
-engine=zero3 stage=1 accumulation=4 | 0.4053 1.499 0.8452 0 0.3139 39.28 26.5 0
-engine=zero3 stage=2 accumulation=4 | 0.4053 2.281 0.8452 0 0.3139 43.57 15.6 0
-engine=zero3 optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7 0
+engine=stock stage=0 optimizer_at=none | 0.1013 0.4219 0.0661 0 0 5.369 119.6 0
+engine=stock stage=1 optimizer_at=none | 0.1013 0.4219 0.06114 0 0 5.369 47.98 0
+engine=stock stage=2 optimizer_at=none overlaps=True | 0.1013 0.3327 0.06114 0 0 5.369 42.29 0
+engine=stock stage=1 accumulation=4 | 0.4053 1.499 0.8452 0 0.3139 39.28 26.5 0
+engine=stock stage=2 accumulation=4 | 0.4053 2.281 0.8452 0 0.3139 43.57 15.6 0
+engine=stock optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7 0
 stage=2 policy=stride stride=2 | 0.1013 0.5538 0.3754 0 0.2657 29.84 17.21 0
 masters=bf16 moments=bf16 | 0.1491 0.3515 0.1537 0.09921 0.1484 17.53 13.63 2.974
-engine=zero3 activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
-engine=zero3 bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3 35.03 10.78 0
+engine=stock activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
+engine=stock bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3 35.03 10.78 0
 model=13B | 0.2298 0.5711 0.5134 0.1589 0.4751 45.24 20.1 5.658
 """
 """What differs from 7B on four H100s with policy dynamic, and what is predicted then:
@@ -97,7 +97,7 @@ memory, of device memory, and what of that gradients take."""
 
 def read_row(row):
     """A workload and a machine of words such as ``policy=stride``."""
-    given = {"model": "7B", "engine": "ours", "machine": "h100x4", "dp": 4}
+    given = {"model": "7B", "engine": "plugin", "machine": "h100x4", "dp": 4}
     if "engine=" not in row:
         given["policy"] = "dynamic"
     for name, _, text in (word.partition("=") for word in row.split()):
@@ -127,7 +127,7 @@ def test_each_setting_changes_what_is_predicted_by_as_much_as_it_did(row):
 
 def test_offload_of_stages_1_and_2_takes_what_its_copies_and_passes_take():
     """With one rank: fp32 gradients home, one CPU Adam, a cast on the host, weights back."""
-    fields = {"engine": "zero3", "dp": 1}
+    fields = {"engine": "stock", "dp": 1}
     for stage, accumulation, home in ((1, 1, 4), (1, 3, 4), (2, 1, 4), (2, 3, 4 + 3 * 2)):
         workload = of(stage=stage, accumulation=accumulation, **fields)
         resident = predict(dataclasses.replace(workload, optimizer_at="none"), H200)
@@ -145,7 +145,7 @@ def test_offload_of_stages_1_and_2_takes_what_its_copies_and_passes_take():
 
 def test_rungs_of_the_ladder_rank_as_guides_and_published_runs_have_them():
     """Published of one small model on eight GPUs: 0, 1, 2, 3 and 3 with both offloads."""
-    machine, fields = load_machine("h200x8"), {"engine": "zero3", "model": "3B", "dp": 8}
+    machine, fields = load_machine("h200x8"), {"engine": "stock", "model": "3B", "dp": 8}
     resident = {"optimizer_at": "none"}
     first = [predict(of(stage=stage, **resident, **fields), machine) for stage in (0, 1, 2)]
     offloaded = [predict(of(stage=stage, **fields), machine) for stage in (1, 2, 3)]
@@ -157,7 +157,7 @@ def test_rungs_of_the_ladder_rank_as_guides_and_published_runs_have_them():
 def test_gathers_and_reductions_are_what_each_stage_sends():
     """All-reduces at stages 0 to 2, an all-gather of new weights at 1 and 2, gathers at 3."""
     slow = dataclasses.replace(H100, rates=dataclasses.replace(H100.rates, gather_bytes_per_s=1e9))
-    workload = of(engine="zero3", optimizer_at="none", accumulation=2)
+    workload = of(engine="stock", optimizer_at="none", accumulation=2)
     one = workload.numel * workload.weight_bytes * 3 / 4 * (1 / 1e9 - 1 / 200e9)
     for stage, sums, gathers in ((0, 2, 0), (1, 2, 1), (2, 4, 1)):
         found = [predict(dataclasses.replace(workload, stage=stage), m) for m in (slow, H100)]
@@ -176,7 +176,7 @@ def test_what_no_profile_has_a_rate_of_is_refused_by_name():
         ({"masters": "bf16"}, "type of states = 'bf16': .*fp32 states of stock alone"),
     ):
         with pytest.raises(WorkloadError, match=words):
-            predict(of(engine="zero3", **fields), H100)
+            predict(of(engine="stock", **fields), H100)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 8])
@@ -219,14 +219,14 @@ def test_fp32_is_predicted_only_where_its_rate_is_known():
 @pytest.mark.parametrize(
     ("model", "engine", "fields", "host", "device"),
     [
-        ("7B", "zero3-0.13", {"dp": 1, "micro_batch_size": 4}, 141.4, 19.34),
-        ("7B", "zero3-0.13", {"dp": 1, "subgroup_numel": 10_000_000}, 141.9, 16.05),
-        ("7B", "zero3-0.13", {"offload_ratio": 0.8}, 30.1, 13.72),
-        ("7B", "paper", {"offload_ratio": 0.8}, 33.9, 15.47),
-        ("8.3B", "zero3-0.13", {}, 56.5, 10.5),
-        ("8.3B", "paper", {}, 63.9, 12.27),
-        ("8.3B", "zero3-0.13", {"offload_ratio": 0.8}, 46.9, 17.53),
-        ("8.3B", "paper", {"offload_ratio": 0.8}, 52.5, 19.95),
+        ("7B", "stock-0.13", {"dp": 1, "micro_batch_size": 4}, 141.4, 19.34),
+        ("7B", "stock-0.13", {"dp": 1, "subgroup_numel": 10_000_000}, 141.9, 16.05),
+        ("7B", "stock-0.13", {"offload_ratio": 0.8}, 30.1, 13.72),
+        ("7B", "stride-0.13", {"offload_ratio": 0.8}, 33.9, 15.47),
+        ("8.3B", "stock-0.13", {}, 56.5, 10.5),
+        ("8.3B", "stride-0.13", {}, 63.9, 12.27),
+        ("8.3B", "stock-0.13", {"offload_ratio": 0.8}, 46.9, 17.53),
+        ("8.3B", "stride-0.13", {"offload_ratio": 0.8}, 52.5, 19.95),
     ],
 )
 def test_memory_is_what_the_authors_runs_took(model, engine, fields, host, device):
@@ -237,7 +237,7 @@ def test_memory_is_what_the_authors_runs_took(model, engine, fields, host, devic
 
 
 def test_what_does_not_fit_is_said_with_what_to_change():
-    got = predict(of("70B", "zero3-0.13", dp=4), H100)
+    got = predict(of("70B", "stock-0.13", dp=4), H100)
     assert not got.fits
     text = " ".join(got.shortages)
     assert "host memory" in text

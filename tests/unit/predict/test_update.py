@@ -27,7 +27,7 @@ def with_rates(**changes):
 ROOMY = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
 
 
-def of(engine="ours", **fields):
+def of(engine="plugin", **fields):
     fields.setdefault("subgroup_numels", EVEN)
     return Workload(MODEL, SOFTWARE[engine], **{"dp": 4, "tile_numel": TILE, **fields})
 
@@ -49,8 +49,8 @@ def test_lanes_alone_take_what_their_rates_say():
     device = simulate_update(of(keeps_device_grads=False, policy="all-device"), ROOMY)
     ends_s = TILE * (1 / rank.device_parameters_per_s + 12 / rank.links["d2h"])
     assert device.seconds == pytest.approx(14 * numel / rank.links["h2d"] + ends_s)
-    stock = simulate_update(of("zero3"), ROOMY)
-    rank = rank_of(of("zero3"), ROOMY)
+    stock = simulate_update(of("stock"), ROOMY)
+    rank = rank_of(of("stock"), ROOMY)
     each_s = 1 / rank.host_parameters_per_s + 1 / rank.blocking_parameters_per_s
     assert stock.seconds == pytest.approx(numel * each_s)
     names = [run.binding for run in (host, device, stock)]
@@ -146,9 +146,10 @@ def test_a_prefetch_waits_for_weights_that_were_sent_before_it():
 
 
 @pytest.mark.parametrize(
-    ("engine", "resident"), [("zero3-0.13", {9, 10, 11}), ("paper", {9, 10, 11}), ("zero3", {0, 1})]
+    ("engine", "resident"),
+    [("stock-0.13", {9, 10, 11}), ("stride-0.13", {9, 10, 11}), ("stock", {0, 1})],
 )
 def test_twinflow_keeps_the_subgroups_that_each_engine_keeps(engine, resident):
-    ratio = 0.75 if engine != "zero3" else 0.8
+    ratio = 0.75 if engine != "stock" else 0.8
     run = simulate_update(of(engine, offload_ratio=ratio), MACHINE)
     assert set(run.plan.resident_tiles) == resident

@@ -67,7 +67,7 @@ def test_a_subgroup_closes_when_it_is_full_and_partitions_are_rounded_up():
         ({"stage": 4}, "stage = 4: .*known: 0, 1, 2, 3"),
         ({"optimizer_at": "disk"}, "optimizer_at = 'disk'"),
         ({"policy": "ratio"}, "needs offload_ratio below 1"),
-        ({"software": SOFTWARE["paper"], "stride": 1}, "stride = 1"),
+        ({"software": SOFTWARE["stride-0.13"], "stride": 1}, "stride = 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(fields, words):

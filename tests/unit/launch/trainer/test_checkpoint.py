@@ -160,7 +160,7 @@ def test_a_point_that_could_not_have_saved_it_is_refused(run_dir, fields, named)
 
 @pytest.mark.parametrize(
     "fields",
-    [{"engine": "hybrid", "stride": 2}, {"name": "x"}, {"save_interval": 3}, {"eval_interval": 3}],
+    [{"engine": "stride", "stride": 2}, {"name": "x"}, {"save_interval": 3}, {"eval_interval": 3}],
 )
 def test_what_changes_no_bit_may_differ(run_dir, fields):
     assert find_checkpoint(run_dir).differences(make_point({"model": "tiny", **fields})) == []

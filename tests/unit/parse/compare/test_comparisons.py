@@ -14,13 +14,13 @@ GPUS = {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}
 
 @pytest.fixture
 def gpu_sweep(sweep_writer):
-    """Writes vanilla and hybrid, three repeats each, on a GPU; ``changes`` by engine and repeat."""
+    """Writes stock and stride, three repeats each, on a GPU; ``changes`` by engine and repeat."""
     sweep_writer.device = "Test GPU"
 
     def write(repeats=(1, 2, 3), **changes):
         runs = []
         for repeat in repeats:
-            for engine, stride, seconds in (("vanilla", 0, SLOW), ("hybrid", 2, FAST)):
+            for engine, stride, seconds in (("stock", 0, SLOW), ("stride", 2, FAST)):
                 fields = {"repeat": repeat, "seconds": seconds, "provenance": GPUS}
                 fields |= changes.get(engine, {}) | changes.get(f"{engine}{repeat}", {})
                 runs.append((engine, stride, fields))
@@ -45,7 +45,7 @@ def test_a_speed_up_over_paired_repeats(gpu_sweep):
     assert len(item.ours.finished) == 3
 
 
-@pytest.mark.parametrize("failed", [("vanilla2",), ("vanilla2", "hybrid3")])
+@pytest.mark.parametrize("failed", [("stock2",), ("stock2", "stride3")])
 def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep, failed):
     (item,) = compared(gpu_sweep(**{name: {"status": "failed"} for name in failed}))
     assert not item.ratios["iteration"].paired
@@ -56,24 +56,24 @@ def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep, failed):
 @pytest.mark.parametrize(
     ("changes", "equality", "why"),
     [
-        ({"hybrid2": {"digest": "bb"}}, "differs",
+        ({"stride2": {"digest": "bb"}}, "differs",
          "repeat 2: the pair differs: the losses agree, the final weights and optimizer state"),
-        ({"hybrid3": {"status": "timeout", "cause": "10 s"}}, "not compared",
+        ({"stride3": {"status": "timeout", "cause": "10 s"}}, "not compared",
          "repeat 3: run timeout (10 s)"),
-        ({"vanilla": {"status": "failed"}}, "not compared", "vanilla run failed"),
-        ({"hybrid": {"provenance": GPUS | {"git": {"commit": "abd", "dirty": False}}}}, "equal",
+        ({"stock": {"status": "failed"}}, "not compared", "stock run failed"),
+        ({"stride": {"provenance": GPUS | {"git": {"commit": "abd", "dirty": False}}}}, "equal",
          "commit differs (abd, abc with changes)"),
-        ({"hybrid2": {"provenance": GPUS | {"git": {"commit": "abc", "dirty": True,
+        ({"stride2": {"provenance": GPUS | {"git": {"commit": "abc", "dirty": True,
                                                     "changes_sha256": "f" * 64}}}}, "equal",
          "commit differs (abc with changes, abc with changes ffffffff)"),
-        ({"vanilla2": {"provenance": {"gpus": [{"name": "Other", "driver": "1"}]}}}, "equal",
+        ({"stock2": {"provenance": {"gpus": [{"name": "Other", "driver": "1"}]}}}, "equal",
          "GPU differs (Test GPU (driver 1), Other (driver 1))"),
-        ({"hybrid": {"provenance": GPUS | {"versions": {"deepspeed": "0.19.8"}}}}, "equal",
+        ({"stride": {"provenance": GPUS | {"versions": {"deepspeed": "0.19.8"}}}}, "equal",
          "deepspeed differs (0.19.8, not known)"),
-        ({"hybrid": {"point": {"subgroup_numel": 2_000_000}}}, "equal",
-         "vanilla has another subgroup_numel (1000000 for 2000000)"),
-        ({"vanilla": {"point": {"seed": 2}}}, "not compared", "no vanilla run of this point"),
-        ({"hybrid": {"losses": (9.0, 8.0, 8.0, 8.0, 8.0)}}, "differs", "is frozen at 8.0"),
+        ({"stride": {"point": {"subgroup_numel": 2_000_000}}}, "equal",
+         "stock has another subgroup_numel (1000000 for 2000000)"),
+        ({"stock": {"point": {"seed": 2}}}, "not compared", "no stock run of this point"),
+        ({"stride": {"losses": (9.0, 8.0, 8.0, 8.0, 8.0)}}, "differs", "is frozen at 8.0"),
     ],
 )  # fmt: skip
 def test_a_speed_up_is_withheld_with_its_reason(gpu_sweep, changes, equality, why):
@@ -89,14 +89,14 @@ def test_a_cpu_is_never_faster(sweep_writer):
 
 
 def test_the_table_has_a_row_a_phase(gpu_sweep, tmp_path, capsys):
-    changes = {"hybrid": {"digest": "bb"}}
+    changes = {"stride": {"digest": "bb"}}
     assert parse([str(gpu_sweep(**changes)), "--out", str(tmp_path / "t")]) == 0
     table = rows(tmp_path / "t" / "comparisons.csv")
     assert list(table[0]) == list(comparison_columns(default_study()))
     assert [row["phase"] for row in table] == ["iteration", "forward", "backward", "update"]
     first = table[0]
-    assert (first["engine"], first["stride"], first["repeats"]) == ("hybrid", "2", "3")
-    assert (first["label"], first["reference_label"]) == ("tiny hybrid stride 2", "tiny vanilla")
+    assert (first["engine"], first["stride"], first["repeats"]) == ("stride", "2", "3")
+    assert (first["label"], first["reference_label"]) == ("tiny stride 2", "tiny stock")
     assert (first["paired"], first["equality"], first["speedup"]) == ("yes", "differs", "")
     assert (first["reference_ms"], first["ours_ms"], first["iterations"]) == (
         "415.0",
@@ -108,9 +108,9 @@ def test_the_table_has_a_row_a_phase(gpu_sweep, tmp_path, capsys):
 
 
 NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
-LONE = {"vanilla": NAME.format(0, 0, 0), "hybrid": NAME.format(1, 1, 2)}
+LONE = {"stock": NAME.format(0, 0, 0), "stride": NAME.format(1, 1, 2)}
 PACES = {
-    name: tuple(s + 0.01 * i for i in range(10)) for name, s in (("vanilla", 0.2), ("hybrid", 0.1))
+    name: tuple(s + 0.01 * i for i in range(10)) for name, s in (("stock", 0.2), ("stride", 0.1))
 }
 SHORT, LONG = (9.0, 8.5, 8.25, 8.125, 8.0), tuple(9.5 - 0.1 * i for i in range(10))
 
@@ -132,17 +132,17 @@ def lone_logs(write_log):
 
 
 def test_a_log_is_paired_with_one_of_as_many_iterations(lone_logs):
-    logs = ("a", "vanilla", SHORT), ("b", "vanilla", LONG), ("b", "hybrid", LONG)
+    logs = ("a", "stock", SHORT), ("b", "stock", LONG), ("b", "stride", LONG)
     (item,), runs = lone_logs(*logs)
     assert (item.equality, item.withheld) == ("equal", "")
     assert item.pairs[0].reference is runs[1]
     assert [len(point.runs) for point in (item.reference, item.ours)] == [1, 1]
-    assert [run.label for run in runs] == ["7B vanilla", "7B vanilla #2", "7B hybrid stride 2"]
+    assert [run.label for run in runs] == ["7B stock", "7B stock #2", "7B stride 2"]
 
 
 def test_two_copies_of_a_log_are_no_speed_up(lone_logs, write_log):
-    _, (run, _) = lone_logs(("a", "vanilla", LONG), ("a", "hybrid", LONG))
-    copy = run.log.path.with_name(f"{LONE['hybrid']}.log")
+    _, (run, _) = lone_logs(("a", "stock", LONG), ("a", "stride", LONG))
+    copy = run.log.path.with_name(f"{LONE['stride']}.log")
     copy.write_bytes(run.log.path.read_bytes().replace(b"\n", b"\r\n"))
     runs = [read_run(run.log.path), read_run(copy)]
     label_runs(runs)
@@ -151,14 +151,14 @@ def test_two_copies_of_a_log_are_no_speed_up(lone_logs, write_log):
 
 
 def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
-    (item,), _ = lone_logs(("a", "vanilla", LONG), ("b", "hybrid", LONG[:7]))
+    (item,), _ = lone_logs(("a", "stock", LONG), ("b", "stride", LONG[:7]))
     assert item.equality == "equal"
-    assert "vanilla has another iterations (10 for 7)" in item.withheld
+    assert "stock has another iterations (10 for 7)" in item.withheld
 
 
 def test_a_campaigns_own_reference_goes_before_those_of_others(lone_logs):
     other = tuple(loss + 0.25 for loss in LONG)
-    logs = [("a", "vanilla", other), ("b", "vanilla", LONG), ("b", "hybrid", LONG)]
+    logs = [("a", "stock", other), ("b", "stock", LONG), ("b", "stride", LONG)]
     (item,), runs = lone_logs(*logs)
     assert (item.equality, item.withheld) == ("equal", "")
     assert item.reference.runs == [runs[1]]
@@ -171,9 +171,9 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
     folders, lower = [], tuple(loss - 0.5 for loss in SHORT)
     for name, losses in (("b", lower), ("a", SHORT)):
         sweep_writer.folder = tmp_path / name
-        folders.append(gpu_sweep((1, 2), vanilla={"losses": losses}, hybrid={"losses": losses}))
+        folders.append(gpu_sweep((1, 2), stock={"losses": losses}, stride={"losses": losses}))
     every = [run for folder in folders for run in read_sweep(folder)]
-    engines = [[run for run in every if run.engine == name] for name in ("vanilla", "hybrid")]
+    engines = [[run for run in every if run.engine == name] for name in ("stock", "stride")]
     runs = [*engines[0], *reversed(engines[1])]
     label_runs(runs)
     (item,) = compare_points(runs, 1)

@@ -26,8 +26,8 @@ def gated(sweep_writer):
     sweep_writer.device = "Test GPU"
 
     def write(gate, ours, theirs=({},)):
-        runs = [("vanilla", 0, {"seconds": SLOW, **GPUS, **fields}) for fields in theirs]
-        runs += [("hybrid", 2, {"seconds": FAST, **GPUS, **fields}) for fields in ours]
+        runs = [("stock", 0, {"seconds": SLOW, **GPUS, **fields}) for fields in theirs]
+        runs += [("stride", 2, {"seconds": FAST, **GPUS, **fields}) for fields in ours]
         folder = sweep_writer.write_runs(runs, study=study_with(gate))
         found = read_sweep(folder)
         label_runs(found)
@@ -55,9 +55,9 @@ def test_a_row_that_is_not_expected_to_be_equal_may_differ_and_gets_no_speed_up(
 ):
     sweep_writer.device = "Test GPU"
     study = study_with({"kind": "bitwise"})
-    study["engines"]["hybrid"]["exact"] = exact
-    runs = [("vanilla", 0, {"seconds": SLOW, **GPUS})]
-    runs += [("hybrid", 2, {"seconds": FAST, "losses": (*LOSSES[:4], 8.01), **GPUS})]
+    study["engines"]["stride"]["exact"] = exact
+    runs = [("stock", 0, {"seconds": SLOW, **GPUS})]
+    runs += [("stride", 2, {"seconds": FAST, "losses": (*LOSSES[:4], 8.01), **GPUS})]
     found = read_sweep(sweep_writer.write_runs(runs, study=study))
     label_runs(found)
     (item,) = compare_points(found, 1)
@@ -126,21 +126,21 @@ def test_close_holds_a_run_against_the_reference_of_its_own_seed(gated):
     sides = [[{"point": {"seed": 1}}, {"point": {"seed": 2}, "losses": other}] for _ in "ab"]
     item, _ = gated({"kind": "close", "tolerance": 0.01}, *sides)
     assert (item.equality, item.withheld, len(item.pairs)) == ("equal", "", 2)
-    assert item.ours.label == "tiny hybrid stride 2"
+    assert item.ours.label == "tiny stride 2"
 
 
 def test_close_compares_no_runs_of_different_seeds(gated):
     gate = {"kind": "close", "tolerance": 0.01}
     item, _ = gated(gate, [{"point": {"seed": 1}}], [{"point": {"seed": 3}}])
     assert item.equality == "not compared"
-    assert item.withheld == "no vanilla run of this point"
+    assert item.withheld == "no stock run of this point"
 
 
 def test_close_names_gate_and_reference_and_decides_the_exit_code(gated, capsys):
     gate = {"kind": "close", "tolerance": 0.01}
     _, folder = gated(gate, [{"losses": (*LOSSES[:4], 8.009)}])
     assert report([str(folder)]) == 0
-    line = "tiny hybrid stride 2: close to vanilla (largest difference of loss 0.009 at iteration 5"
+    line = "tiny stride 2: close to stock (largest difference of loss 0.009 at iteration 5"
     assert capsys.readouterr().out == f"{line} of 5, tolerance 0.01); gate close passed\n"
     text = (folder / "report.md").read_text()
     assert "The gate close lets a speed-up pass where a run is\nloss within 0.01" in text
@@ -155,19 +155,19 @@ def test_quality_lets_pass_an_interval_below_the_margin(gated, capsys):
     ours, theirs = seeds((3.01, 3.02, 3.0)), seeds((3.0, 3.01, 3.02))
     item, folder = gated(QUALITY, ours, theirs)
     assert (item.equality, item.withheld) == ("close", "")
-    assert item.ours.label == "tiny hybrid stride 2"
+    assert item.ours.label == "tiny stride 2"
     assert item.speedup("iteration") == pytest.approx(2.0)
     assert report([str(folder)]) == 0
     line = capsys.readouterr().out
-    assert line.startswith("tiny hybrid stride 2: as good as vanilla (mean validation_loss 3.01 ")
+    assert line.startswith("tiny stride 2: as good as stock (mean validation_loss 3.01 ")
     assert line.endswith("margin 0.05); gate quality passed\n")
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "word", "reason"),
     [
-        ((3.0, 3.01), (3.0, 3.01, 3.02), "not compared", "2 seeds of both the run and vanilla"),
-        ((3.0, 3.01, 3.02), (3.0,), "not compared", "1 seeds of both the run and vanilla"),
+        ((3.0, 3.01), (3.0, 3.01, 3.02), "not compared", "2 seeds of both the run and stock"),
+        ((3.0, 3.01, 3.02), (3.0,), "not compared", "1 seeds of both the run and stock"),
         ((3.0, 3.2, 2.8), (3.0, 3.01, 3.02), "undecided", "the interval reaches the margin: mean"),
         ((3.5, 3.51, 3.49), (3.0, 3.01, 3.02), "differs", "worse: mean validation_loss 3.5"),
         ((3.0, None, 3.0), (3.0, 3.01, 3.02), "not compared",
@@ -218,4 +218,4 @@ def test_one_diverged_seed_fails_the_point(gated):
     (finding,) = item.findings
     assert not finding.holds
     assert "loss: diverged" in finding.verdict
-    assert "the loss of hybrid is diverged" in item.withheld
+    assert "the loss of stride is diverged" in item.withheld

@@ -118,12 +118,12 @@ def test_only_common_iterations_are_compared(write_log):
     ],
 )  # fmt: skip
 def test_words_for_a_pair_of_exact_figures(sweep_writer, changed, text):
-    folder = sweep_writer.write((("vanilla", 0), ("hybrid", 2)), hybrid=changed)
+    folder = sweep_writer.write((("stock", 0), ("stride", 2)), stride=changed)
     assert judge_pair(*(run.log for run in read_sweep(folder))).text == text
 
 
 def test_two_logs_beside_one_metrics_file_are_judged_by_print(sweep_writer):
-    folder = sweep_writer.write((("vanilla", 0),))
+    folder = sweep_writer.write((("stock", 0),))
     log = next(folder.rglob("*.log"))
     other = log.with_name("other.log")
     other.write_text(log.read_text())
@@ -164,7 +164,7 @@ def test_updates_are_counted_over_lines_of_several_iterations(write_log, recipe)
 
 def test_a_gate_does_not_let_a_skipped_run_pass(sweep_writer, write_log):
     # Both skip every update: their losses are equal, and neither is a result.
-    sweep_writer.write(engines=(("vanilla", 0), ("hybrid", 2)))
+    sweep_writer.write(engines=(("stock", 0), ("stride", 2)))
     for path in sweep_writer.folder.rglob("*.log"):
         path.write_text(
             path.read_text().replace(

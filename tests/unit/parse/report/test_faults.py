@@ -20,7 +20,7 @@ def contents(folder):
 
 @pytest.fixture
 def play(sweep_writer):
-    folder = sweep_writer.write_runs([("vanilla", 0, {}), ("hybrid", 2, {})])
+    folder = sweep_writer.write_runs([("stock", 0, {}), ("stride", 2, {})])
 
     def run(point=None):
         with Watch(ROOT / "parse", lambda name: "main", point) as watch:

@@ -65,8 +65,8 @@ def hostile_sweep(sweep_writer):
     """A sweep of which every word comes from somebody who means no good."""
     point = {"name": EVIL, "model": {"name": EVIL, "layers": 2}}
     bad = {"status": "failed", "cause": EVIL, "last_lines": [EVIL, "</pre><script>1</script>"]}
-    runs = [("vanilla", 0, {"point": point}), ("hybrid", 2, {"point": point, **bad})]
-    runs += [("async-gradients", 0, {"point": point, "provenance": {"platform": EVIL}})]
+    runs = [("stock", 0, {"point": point}), ("stride", 2, {"point": point, **bad})]
+    runs += [("all-host", 0, {"point": point, "provenance": {"platform": EVIL}})]
     points = [{"name": EVIL, "engine": EVIL, "repeats": 3}]
     folder = sweep_writer.write_runs(
         runs, points=points, name=EVIL, description=EVIL, figures=[EVIL]
@@ -154,7 +154,7 @@ def test_tables_are_ready_for_the_script_that_sorts_them(sweep_writer, page):
 
 def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     figures = ["stride", "memory", "loss"]
-    folder = sweep_writer.write_runs([("vanilla", 0, {})], figures=figures)
+    folder = sweep_writer.write_runs([("stock", 0, {})], figures=figures)
     (folder / "figures").mkdir()
     names = ("aaa.png", "loss.svg", "stride.png", "loss.png", "loss.pdf", "only.svg", ".x.png")
     for name in (*names, "t.txt"):

@@ -12,11 +12,11 @@ SECONDS = tuple(0.4 + 0.001 * (i % 4) for i in range(8))
 NO_LINKS = "links as they are"
 
 
-def reported(writer, vanilla, hybrid):
+def reported(writer, reference, other):
     """Report a run of each engine over links of a rate, with a figure."""
     runs = [
         (engine, stride, {"losses": LOSSES, "seconds": SECONDS, "point": {"link_mbit": mbit}})
-        for engine, stride, mbit in (("vanilla", 0, vanilla), ("hybrid", 2, hybrid))
+        for engine, stride, mbit in (("stock", 0, reference), ("stride", 2, other))
     ]
     folder = writer.write_runs(runs)
     (folder / "figures").mkdir()
@@ -26,15 +26,15 @@ def reported(writer, vanilla, hybrid):
 
 
 @pytest.mark.parametrize(
-    ("vanilla", "hybrid", "compared"),
+    ("reference", "other", "compared"),
     [(20, 20, True), (0, 0, True), (0, 20, False), (20, 50, False)],
 )
 def test_only_runs_over_the_same_links_are_held_against_each_other(
-    sweep_writer, vanilla, hybrid, compared
+    sweep_writer, reference, other, compared
 ):
-    text = reported(sweep_writer, vanilla, hybrid)
-    assert ("no vanilla run of this point" not in text) == compared
-    assert ("links" in text) == bool(vanilla or hybrid)
+    text = reported(sweep_writer, reference, other)
+    assert ("no stock run of this point" not in text) == compared
+    assert ("links" in text) == bool(reference or other)
 
 
 def test_report_and_table_say_that_links_were_shaped(sweep_writer):
@@ -49,8 +49,8 @@ def test_report_and_table_say_that_links_were_shaped(sweep_writer):
 def test_a_report_of_both_says_which_run_is_which(sweep_writer):
     text = reported(sweep_writer, 0, 50)
     assert f"measured on a CPU, 50 Mbit/s links, shaped, and {NO_LINKS}" in text
-    assert "| tiny link 50 Mbit/s hybrid stride 2 |" in text
-    assert f"| tiny {NO_LINKS} vanilla |" in text
+    assert "| tiny link 50 Mbit/s stride 2 |" in text
+    assert f"| tiny {NO_LINKS} stock |" in text
 
 
 @pytest.mark.parametrize(

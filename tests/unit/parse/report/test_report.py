@@ -32,17 +32,17 @@ def run(folder, capsys, *options):
 
 def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
     sweep_writer.device = "Test GPU"
-    seconds = {"vanilla": (9.0, 0.4, 0.4, 0.42, 0.4), "hybrid": (9.0, 0.2, 0.2, 0.22, 0.2)}
+    seconds = {"stock": (9.0, 0.4, 0.4, 0.42, 0.4), "stride": (9.0, 0.2, 0.2, 0.22, 0.2)}
     runs = [
         (engine, stride, {**GPU, "repeat": repeat, "seconds": seconds[engine]})
         for repeat in (1, 2, 3)
-        for engine, stride in (("vanilla", 0), ("hybrid", 2))
+        for engine, stride in (("stock", 0), ("stride", 2))
     ]
     code, lines, report = run(sweep_writer.write_runs(runs), capsys)
     assert (code, len(lines)) == (0, 3)
     assert [line.split(":")[0] for line in lines][1:] == [
-        "tiny hybrid stride 2 #2",
-        "tiny hybrid stride 2 #3",
+        "tiny stride 2 #2",
+        "tiny stride 2 #3",
     ]
     theirs, ours = summary(report)
     assert (theirs[1], theirs[5:]) == ("400.0 (5.0) / 405.0", ["12 in 3", "", ""])
@@ -53,7 +53,7 @@ def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
 
 def test_a_run_whose_launcher_is_gone_is_what_the_index_says(sweep_writer, capsys):
     fields = {"repeat": 1, "status": "running"}
-    folder = sweep_writer.write_runs([("vanilla", 0, {"repeat": 1}), ("hybrid", 2, fields)])
+    folder = sweep_writer.write_runs([("stock", 0, {"repeat": 1}), ("stride", 2, fields)])
     index = json.loads((folder / "sweep.json").read_text())
     index["runs"][1]["status"] = "interrupted"
     (folder / "sweep.json").write_text(json.dumps(index))
@@ -68,13 +68,13 @@ def test_a_large_sweep_has_counts_at_the_top(sweep_writer, capsys):
     for size in range(1, 21):
         point = {"point": {"micro_batch_size": size}}
         worse = {"digest": "bb"} if size == 7 else {}
-        runs += [("vanilla", 0, point), ("async-gradients", 0, point)]
-        runs += [("hybrid", 2, {**point, **worse})]
+        runs += [("stock", 0, point), ("all-host", 0, point)]
+        runs += [("stride", 2, {**point, **worse})]
     code, _, report = run(sweep_writer.write_runs(runs), capsys)
     assert code == 1
     top = report.split("## Times")[0]
-    assert "40 points against vanilla: 39 equal, 1 differs" in top
-    assert "tiny micro-batch 7 hybrid stride 2: differs" in top
+    assert "40 points against stock: 39 equal, 1 differs" in top
+    assert "tiny micro-batch 7 stride 2: differs" in top
     assert top.count("\n- ") == 3
     assert len(summary(report)) == 60
 
@@ -82,13 +82,13 @@ def test_a_large_sweep_has_counts_at_the_top(sweep_writer, capsys):
 def test_golden_report(sweep_writer, capsys):
     data = {"name": "own", "source": "/x/own", "tokens": 3000, ".bin": {"sha256": "ab12"}}
     fp32 = {"point": {"dtype": "fp32"}, "dtype_reason": "no bf16 here"}
-    runs = [("vanilla", 0, {"repeat": r, "provenance": {"data": data}, **fp32}) for r in (1, 2)]
-    runs += [("async-gradients", 0, {"repeat": r, **fp32}) for r in (1, 2)]
+    runs = [("stock", 0, {"repeat": r, "provenance": {"data": data}, **fp32}) for r in (1, 2)]
+    runs += [("all-host", 0, {"repeat": r, **fp32}) for r in (1, 2)]
     failed = {"status": "oom-host", "cause": "the kernel killed rank 0", "log": False, **fp32}
     failed["last_lines"] = ["one", "  two | <b>", ""]
-    runs += [("hybrid", 2, {"repeat": 1, **fp32}), ("hybrid", 2, {"repeat": 2, **failed})]
-    points = [{"name": e, "engine": e, "repeats": 2} for e in ("vanilla", "async-gradients")]
-    points += [{"name": e, "engine": e, "repeats": 3} for e in ("hybrid", "auto")]
+    runs += [("stride", 2, {"repeat": 1, **fp32}), ("stride", 2, {"repeat": 2, **failed})]
+    points = [{"name": e, "engine": e, "repeats": 2} for e in ("stock", "all-host")]
+    points += [{"name": e, "engine": e, "repeats": 3} for e in ("stride", "auto")]
     folder = sweep_writer.write_runs(
         runs, points=points, figures=["stride", "loss"], description="a golden"
     )
@@ -108,13 +108,13 @@ def test_golden_report(sweep_writer, capsys):
 @pytest.mark.parametrize("log", [True, False])
 def test_a_failed_run_is_listed_and_does_not_break_the_report(sweep_writer, capsys, log):
     failed = {"status": "oom-host", "cause": "killed | by <kernel>", "log": log}
-    code, lines, report = run(sweep_writer.write(hybrid={**failed, "losses": (9.0, 8.5)}), capsys)
+    code, lines, report = run(sweep_writer.write(stride={**failed, "losses": (9.0, 8.5)}), capsys)
     assert code == 1
     assert [row[6] for row in summary(report)] == ["", "equal", "not compared"]
     assert summary(report)[2][5] == ("no times; 1 of 1 oom-host")
-    assert lines[0].startswith("tiny async-gradients: equal")
+    assert lines[0].startswith("tiny all-host: equal")
     assert "oom-host (killed | by <kernel>)" in lines[1]
-    assert ("as far as it got equal to vanilla" in lines[1]) == log
+    assert ("as far as it got equal to stock" in lines[1]) == log
     assert "| oom-host | 1.5 |" in report
     assert "killed \\| by \\<kernel\\>" in report
 
