@@ -62,7 +62,7 @@ fmt: setup-tests ## format the code
 golden: setup-tests ## rewrite golden files (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
 
-equality: setup-tests ## every feature, policy and number of ranks against stock; writes docs/equality.md (a quarter of an hour)
+equality: setup-tests ## every feature, policy and number of ranks against stock; writes docs/equality.csv (half an hour)
 	EQUALITY_FULL=1 $(BIN)/pytest -q tests/integration/engine/test_equality.py
 
 dataset: setup ## token files of the embedded corpus

@@ -1,25 +1,22 @@
 """Bitwise equality with stock DeepSpeed: losses, norms, master weights, moments, 16-bit weights.
 
-`docs/equality.md` holds the table of the full set of runs, which `make equality` makes and writes.
+`docs/equality.csv` holds the table of the full set of runs, which `make equality` makes and writes.
 The tests make a part of them and check that the table says the same.
 """
 
 import collections
 import os
-from pathlib import Path
 
 import deepspeed
 import pytest
 import torch
+from equality_table import cells_of, read, write
 
 from deep_optimizer_states.adapter.guard import NEWEST
 
-TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
 FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
-COLUMNS = ["stage", "parameters", "states"]
-"""Columns of the table that describe a feature."""
 EXTENT = "all" if FULL else "few"
 """Share of the runs that is made; four ranks are of the full set."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 if FULL else 3000)]
@@ -88,84 +85,11 @@ def test_every_feature_stage_and_policy_is_run(reports):
 
 @pytest.mark.skipif(ON_CUDA, reason="the table in docs is of the emulated device")
 def test_the_table_in_docs_says_what_the_runs_gave(reports):
-    cells = _cells(reports)
+    cells = cells_of(reports)
     if FULL:
-        TABLE.write_text(_table(cells))
-    documented = _read_table(TABLE.read_text())
-    for place, ranks in cells.items():
-        assert set(ranks) <= set(documented[place]), place
+        write(cells)
+    documented = read()
+    for place, cell in cells.items():
+        assert set(cell.split()) <= set(documented[place].split()), place
     if FULL:
         assert documented == cells
-
-
-def _cells(reports):
-    """``(feature, policy)`` or ``("resume", way)`` -> the numbers of ranks that were equal."""
-    cells = {}
-    for ranks, of_rank in reports.items():
-        for key in of_rank[0]["comparisons"]:
-            found = any(report["comparisons"][key] for report in of_rank)
-            feature, _, policy = key.partition(" | ")
-            text = f"**{ranks}: differs**" if found else str(ranks)
-            cells.setdefault((feature, policy), []).append(text)
-        for feature, columns in of_rank[0]["columns"].items():
-            cells |= {(feature, name): [text] for name, text in columns.items()}
-    return cells
-
-
-def _table(cells):
-    ways = [policy for feature, policy in cells if feature == "resume"]
-    engines = list(dict.fromkeys(way.partition(" to ")[0] for way in ways))
-    features = list(dict.fromkeys(feature for feature, _ in cells if feature != "resume"))
-    columns = dict.fromkeys(COLUMNS)
-    columns |= dict.fromkeys(column for feature, column in cells if feature != "resume")
-    return "\n".join(
-        [
-            "# What equals stock DeepSpeed, bit for bit",
-            "",
-            "Written by `make equality`, on the emulated device. A number is a number of ranks on",
-            "which losses, gradient norms, master weights, moments and 16-bit weights were all",
-            "bitwise equal to stock offload; an empty cell was not run. `make test` repeats a part",
-            "of it. `safe_set_full_fp32_param` and experts that are no leaf modules fail in stock",
-            "itself on more ranks. Models are `transformers`' classes, made small. First columns:",
-            "ZeRO's stage, where 16-bit parameters live, the type of master weights and moments.",
-            "The two last columns work in backward; the very last is without clipping on both",
-            "sides, and not for fp16. [Other DeepSpeed releases](compatibility.md).",
-            "",
-            *_rows("feature", features, columns, lambda row, column: cells.get((row, column))),
-            "",
-            "Saved by the engine of the row, loaded and trained on by the engine of the column:",
-            "equal to stock that loads stock's, which is the reference and has no cell.",
-            "",
-            *_rows(
-                "saved by",
-                engines,
-                engines,
-                lambda row, column: cells.get(("resume", f"{row} to {column}")),
-            ),
-            "",
-        ]
-    )
-
-
-def _rows(corner, rows, columns, cell):
-    yield f"| {corner} | {' | '.join(columns)} |"
-    yield f"|---|{'---|' * len(columns)}"
-    for row in rows:
-        texts = (", ".join(cell(row, column) or []) for column in columns)
-        yield f"| {row} | {' | '.join(texts)} |"
-
-
-def _read_table(text):
-    cells, columns, is_resume = {}, [], False
-    for line in text.splitlines():
-        if not line.startswith("| "):
-            continue
-        head, *row = (part.strip() for part in line.strip("|").split("|"))
-        if head in ("feature", "saved by"):
-            columns, is_resume = row, head == "saved by"
-            continue
-        for column, cell in zip(columns, row, strict=True):
-            place = ("resume", f"{head} to {column}") if is_resume else (head, column)
-            if cell:
-                cells[place] = cell.split(", ")
-    return cells

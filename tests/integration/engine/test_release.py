@@ -11,12 +11,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from equality_table import read
 
 from deep_optimizer_states.adapter.guard import NEWEST
 from launch.launchers import free_port
 
 WORKER = Path(__file__).with_name("worker.py")
-TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
 RANKS = [int(number) for number in os.environ.get("RELEASE_RANKS", "1").split(",")]
 RELEASE = metadata.version("deepspeed")  # older ones warn while they are imported
 NOT_FEATURES = {"resume", "two engines at once"}
@@ -35,9 +35,7 @@ def run_worker(num_ranks, folder):
 
 
 def features_of_the_table():
-    lines = TABLE.read_text().partition("| saved by")[0].splitlines()
-    rows = {line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")}
-    return rows - {"feature"} - NOT_FEATURES
+    return {feature for feature, column in read() if column == "stage"} - NOT_FEATURES
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
