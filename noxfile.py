@@ -4,7 +4,7 @@
 tests, which takes hours. Some of them:
 ``nox -s "equality(3.12-0.18.9)"``, ``nox -p 3.11 -k equality``. Each session has an environment of
 its own in ``.nox`` and keeps it. A Python that is not on ``PATH`` fails its sessions, since a
-release is made from a full run alone. docs/compatibility.md names the last full run.
+release is made from a full run alone. docs/install.md names the last full run.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def trainers(session: nox.Session, megatron: str) -> None:
 
 
 def program(session: nox.Session) -> None:
-    """Train with a real program on a CPU, stock beside the plugin; writes docs/frameworks.md."""
+    """Train with a real program on a CPU, stock beside the plugin; writes docs/programs.csv."""
     wanted = [f"torch=={TORCH}", f"deepspeed=={NEWEST_DEEPSPEED}", *PROGRAMS[session.name]]
     pins = {word.partition("==")[0]: word for word in wanted}
     unwanted = [f"{name}; sys_platform == 'none'" for name in LEFT_OUT]
@@ -167,7 +167,7 @@ def families(session: nox.Session) -> None:
     "release", [nox.param(r, id=r) for r in DEEPSPEED if f"deepspeed-tests-{r}" in SOURCES]
 )
 def deepspeed_tests(session: nox.Session, release: str) -> None:
-    """Run DeepSpeed's own unit tests under stock and the plugin; writes docs/deepspeed-tests.md."""
+    """Run DeepSpeed's own unit tests under stock and the plugin; writes a report."""
     set_up(session, {"deepspeed": release})
     session.install("pytest<8.4")  # in later ones DeepSpeed's fixtures are none
     source = f"deepspeed-tests-{release}"

@@ -1,8 +1,9 @@
-"""Run DeepSpeed's own unit tests with the plugin beside stock, and write docs/deepspeed-tests.md.
+"""Run DeepSpeed's own unit tests with the plugin beside stock, and write a report.
 
 ``nox -s "deepspeed-tests(RELEASE)"`` runs it. Each test is run under stock; one that could offload
 its optimizer (it has a ZeRO stage and Adam) once more, with an offload added. What passes is run
-with the plugin. Results stay in the work folder, so that a run may be made in parts.
+with the plugin. Results stay in the work folder, so that a run may be made in parts; its
+``report.md`` counts by file and names the reasons. docs/results.md keeps the row that is printed.
 """
 
 import argparse
@@ -24,7 +25,6 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SUPPORT = HERE.parent / "support"
-PAGE = HERE.parents[1] / "docs" / "deepspeed-tests.md"
 FILES = (HERE / "files.txt").read_text().split()  # those of most worth first
 SAME, PASSED, REFUSED = "same bits", "passed", "refused"
 OTHER, ALONE = "other bits", "plugin alone fails"
@@ -133,11 +133,11 @@ class Suite:
 
 
 def section(release, files, today):
-    """Return the page's part of a release, from file -> rows."""
+    """Return the report of a release, from file -> rows."""
     rows = [(file, *row) for file, found in files.items() for row in found]
     totals = Counter(found for _, _, found, _, _ in rows)
     text = [
-        f"## DeepSpeed {release}\n",
+        f"# DeepSpeed {release}\n",
         f"{today}, torch {metadata.version('torch')}, Python {platform.python_version()}: "
         f"{len(rows)} tests of {len(files)} files. {totals[SKIPPED]} skip themselves on a CPU, and "
         f"{totals[NONE]} have no optimizer that could be offloaded.",
@@ -172,12 +172,10 @@ def _reason(why):
     return line and f"`{line[:300]}`"
 
 
-def write_page(release, text):
-    """Put a release's part in the place of its last one."""
-    head, *parts = PAGE.read_text().split("\n## ")
-    found = {part.partition("\n")[0]: "## " + part.rstrip() + "\n" for part in parts}
-    found[f"DeepSpeed {release}"] = text
-    PAGE.write_text("\n".join([head.rstrip() + "\n", *found.values()]))
+def summary(release, files):
+    """Return the row of docs/results.md: verdicts of both ways together."""
+    totals = Counter(found for rows in files.values() for _, found, *_ in rows)
+    return f"| {release} | {' | '.join(str(totals[each]) for each in COLUMNS)} |"
 
 
 def main():
@@ -201,7 +199,9 @@ def main():
             files[file] = suite.judge(file)
         print(file, Counter(found for _, found, *_ in files.get(file, [])), flush=True)
         known.write_text(json.dumps(files, indent=1))
-        write_page(release, section(release, files, datetime.date.today().isoformat()))
+        report = section(release, files, datetime.date.today().isoformat())
+        (given.work / "report.md").write_text(report)
+    print(f"{given.work / 'report.md'}\n{summary(release, files)}")
     found = [row for rows in files.values() for row in rows if row[1] in (OTHER, ALONE)]
     return 1 if found else 0
 

@@ -3,7 +3,7 @@
 ``nox -s NAME`` makes the environment. Each preset on one and two ranks, or as many as there are
 GPUs, if there are any: what the program's state file says of every loss and norm, and every tensor
 of the saved model and of DeepSpeed's files, must be the same; or the errors must be those that the
-table expects. Writes the program's rows of docs/frameworks.md. ``ONLY="z3 offload"`` runs presets
+table expects. Writes the program's rows of docs/programs.csv. ``ONLY="z3 offload"`` runs presets
 with these words alone.
 """
 
@@ -28,8 +28,7 @@ from table import EXPECTED, PROGRAMS, STEPS, Run
 from train import HAS_GPU
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "frameworks.md"
-BEGIN, END = "<!-- programs -->\n", "<!-- end of programs -->\n"
+TABLE = ROOT / "docs" / "programs.csv"
 BLOCK = {"enabled": True, "policy": "dynamic", "tile_numel": 4096}
 USES, STOCKS = (
     f"deep_optimizer_states: this engine {what}" for what in ("uses the plugin", "is s")
@@ -40,7 +39,7 @@ TIMES = ("runtime", "per_sec", "epoch_time", "memory", "speed", "time", "flos")
 LIMIT_S = 900
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 RANKS = [ranks for ranks in (1, 2) if not HAS_GPU or ranks <= torch.cuda.device_count()]
-DEVICE = f", {torch.cuda.get_device_name()}" if HAS_GPU else ""
+DEVICE = torch.cuda.get_device_name() if HAS_GPU else "CPU"
 
 
 def leaves(value, path):
@@ -150,19 +149,18 @@ def version(package):
     return importlib.metadata.version(package)
 
 
-def write_row(name, row):
-    """Put a row into the document, in the place of the one of the same preset and ranks."""
-    before, rest = DOCUMENT.read_text().split(BEGIN)
-    table, after = rest.split(END)
-    *head, others = table.split("\n", 2)
-    case = row.split("|")[2:4]
-    kept = [
-        line
-        for line in others.splitlines()
-        if line.split("|")[2:4] != case or not line.startswith(f"| {name} ")
-    ]
-    lines = "\n".join([*head, *sorted([*kept, row])])
-    DOCUMENT.write_text(f"{before}{BEGIN}{lines}\n{END}{after}")
+def write_row(row):
+    """Put a row into the table, in the place of the one of the same case."""
+
+    def case(each):
+        return tuple(each[name] for name in ("program", "preset", "ranks", "device"))
+
+    with TABLE.open(newline="") as file:
+        rows = {case(each): each for each in csv.DictReader(file)} | {case(row): row}
+    with TABLE.open("w", newline="") as file:
+        table = csv.DictWriter(file, row, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows[each] for each in sorted(rows))
 
 
 def main():
@@ -185,11 +183,18 @@ def main():
                 failed.append(f"{name}, {preset}, {ranks} ranks: {error}")
                 print(failed[-1], flush=True)
                 continue
-            minutes = (time.monotonic() - began) / 60
-            case = f"{versions} | {preset} | {ranks}{DEVICE}"
-            row = f"| {case} | {outcome} | {minutes:.1f} | {today} |"
-            print(row, flush=True)
-            write_row(name, row)
+            row = {
+                "program": name,
+                "preset": preset,
+                "ranks": str(ranks),
+                "device": DEVICE,
+                "outcome": outcome,
+                "minutes": f"{(time.monotonic() - began) / 60:.1f}",
+                "date": str(today),
+                "versions": versions,
+            }
+            print(*row.values(), sep=", ", flush=True)
+            write_row(row)
     if failed:
         sys.exit("\n".join(failed))
 

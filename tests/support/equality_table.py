@@ -65,11 +65,11 @@ PAGE = """\
 # What equals stock DeepSpeed, bit for bit
 
 For readers who want to know whether a feature was compared with stock, under which policy and on
-how many ranks: look it up in [equality.csv](equality.csv), which has {rows} features as rows and the
+how many ranks: look it up in [equality.csv](equality.csv), with {rows} features as rows and the
 policies as columns. `make equality` writes it and this page (half an hour on two cores).
 
-A cell lists the numbers of ranks on which losses, gradient norms, master weights, moments and 16-bit
-weights all had the bits of stock offload, on the emulated device; an empty cell was not run.
+A cell lists the numbers of ranks on which losses, gradient norms, master weights, moments and
+16-bit weights all had the bits of stock offload, on the emulated device; an empty cell was not run.
 Equal comparisons by ranks: {equal}. In the rows `saved by ENGINE` the column's engine
 loads that engine's checkpoint and trains on; the reference is stock that loads stock's.
 

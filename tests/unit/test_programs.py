@@ -75,3 +75,17 @@ def test_an_error_is_accepted_word_for_word(sessions, tmp_path):
     assert said == "refused: `ValueError: no`"
     with pytest.raises(AssertionError, match="not expected"):
         outcome(sessions, tmp_path, expected="ValueError: no", error="nothing")
+
+
+def test_a_row_replaces_that_of_its_own_case_alone(sessions, tmp_path):
+    table, write = tmp_path / "programs.csv", sessions["write_row"]
+    write.__globals__["TABLE"] = table
+    table.write_text("program,preset,ranks,device,outcome\nb,p,1,CPU,kept\nb,p,2,CPU,old\n")
+    for program, ranks, outcome in (("b", "2", "new"), ("a", "1", "added, and first")):
+        row = {"program": program, "preset": "p", "ranks": ranks, "device": "CPU"}
+        write(row | {"outcome": outcome})
+    assert table.read_text().splitlines()[1:] == [
+        'a,p,1,CPU,"added, and first"',
+        "b,p,1,CPU,kept",
+        "b,p,2,CPU,new",
+    ]
