@@ -49,7 +49,17 @@ def rows_of_the_docs():
     return {cells[0].strip(): cells for cells in (line.split("|") for line in lines)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def needs_a_change(name):
+    preset = PRESETS[name]
+    return preset.outcome != EQUAL or preset.users_have[0]
+
+
+def test_the_docs_count_those_that_are_equal():
+    equal = sum(preset.outcome == EQUAL for preset in PRESETS.values())
+    assert f"{equal} of the {len(PRESETS)} presets" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if needs_a_change(name)])
 def test_the_docs_say_what_becomes_of_it(name):
     cells = rows_of_the_docs()[name]
     preset = PRESETS[name]
