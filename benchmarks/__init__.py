@@ -1,1 +1,1 @@
-"""Speed, measured side by side in one run; never a test. See docs/benchmarks.md."""
+"""Speed, measured side by side in one run; never a test. See docs/results.md."""

@@ -7,7 +7,7 @@ Two comparisons, for each number of threads in a process of its own:
 - ``engine.step()`` of real DeepSpeed engines on the CPU: stock ZeRO-3 offload and the plugin.
 
 Both sides start from the same bits and must end with the same bits, or there is
-no ratio. What is compared with what, and why, is in docs/benchmarks.md.
+no ratio. What is compared with what, and why, is in docs/results.md.
 """
 
 from __future__ import annotations
