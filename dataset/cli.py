@@ -160,6 +160,7 @@ def _add_prepare(add: Any) -> None:
     add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
     add("--vocab-size", type=count, help="entries to learn, of train-bpe (32000)")
     add("--append-eod", action="store_true", help="close every document")
+    add("--dataset-impl", choices=["mmap"], help="as Megatron's tool has it; there is no other")
     add("--output-prefix", type=_output_prefix, metavar="P",
         help="writes P_KEY_document.bin and .idx")  # fmt: skip
     add("--cache-dir", type=Path, metavar="DIR",

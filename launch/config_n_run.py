@@ -49,12 +49,15 @@ FLAGS = (
     Flag("D", "dp", "1", "data-parallel degree"),
     Flag("A", "part_grads_async", "", "1 for asynchronous gradients, which -P 1 needs"),
     Flag("O", "prefetch_optimizer_gap", "2", "stride of the hybrid update; unused without -P 1"),
+    Flag("h", "hog_share", "0", "share of each device's time that another process takes"),
 )
 
 
 def build_parser() -> Parser:
     """Return the paper's flags, and the options of every run."""
-    parser = Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
+    # -h is a flag of the paper's script.
+    parser = Parser("bash config-n-run.sh", "Run one point, by the paper's flags.", add_help=False)
+    parser.add_argument("--help", action="help", help="show this text and leave")
     for flag in FLAGS:
         default = "required" if flag.default is None else f"default {flag.default or 'as -P'}"
         parser.add_argument(

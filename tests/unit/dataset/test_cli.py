@@ -110,7 +110,7 @@ def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
     """As a user does it, with a folder that has a blank in its name."""
     folder = tmp_path / "my data"
     given = ["prepare", "--input", str(text), "--tokenizer", "train-bpe", "--vocab-size", "280",
-             "--append-eod", "--workers", "1"]  # fmt: skip
+             "--append-eod", "--dataset-impl", "mmap", "--workers", "1"]  # fmt: skip
     assert main([*given, "--output-prefix", str(folder / "a")]) == 0
     out, err = capsys.readouterr()
     prefix = folder / "a_text_document"
