@@ -1,0 +1,183 @@
+"""The pages of docs/studies: every command on them is one that today's programs take."""
+
+import argparse
+import importlib
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+import launch.fit
+from configs.cli import Parser
+from configs.errors import ConfigError
+from configs.sweep import load_sweep
+from launch import cli, config_n_run, run, sweep
+from launch.fit import HALF_TYPES, Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs" / "studies").glob("*.md"))
+LONGEST_PAGE = 120
+
+
+def commands_of(text):
+    """Commands of a page: lines of its shell blocks, and code in the text that begins like one."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    rest = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    spans = re.findall(r"`((?:bash|python|make|nox) [^`\n]+)`", rest)
+    return [line for line in [*lines, *spans] if line.strip() and not line.startswith("#")]
+
+
+COMMANDS = [(page.stem, command) for page in PAGES for command in commands_of(page.read_text())]
+
+
+class Parsed(Exception):
+    """Raised where a program has read its arguments, so that it does nothing with them."""
+
+
+def stopping(read):
+    def stop(self, *arguments):
+        read(self, *arguments)
+        raise Parsed
+
+    return stop
+
+
+def check_main(main, *arguments):
+    """Let a program read its arguments, and stop there."""
+    with pytest.MonkeyPatch.context() as patches:
+        for owner, name in ((argparse.ArgumentParser, "parse_args"), (Parser, "read")):
+            patches.setattr(owner, name, stopping(getattr(owner, name)))
+        with pytest.raises(Parsed):
+            main(*arguments)
+
+
+def check_point(main):
+    """Let a program make the point of a run, and stop there."""
+
+    def check(argv):
+        def with_point(*_):
+            raise Parsed
+
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(importlib.import_module(main.__module__), "run_point", with_point)
+            with pytest.raises(Parsed):
+                main(argv)
+
+    return check
+
+
+def check_sweep(argv):
+    """Make the points of a sweep as the main job does, and choose those that are asked for."""
+    study = cli.study_in(argv)
+    given = sweep.build_parser(study).read(argv)
+    if not given.list:
+        one = load_sweep(given.sweep or study.default_sweep, study)
+        plan = sweep.make_plan(one, given, Machine(20 << 30))
+        assert sweep.choose_points(plan.points, given.only, given.index)
+
+
+def check_module(argv):
+    module = importlib.import_module(argv[0])
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{argv[0]}.__main__")
+    check_main(module.main, argv[1:])
+
+
+def check_script(argv):
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("sys.argv", ["quick-parse-results.py", *argv])
+        check_main(runpy.run_path(str(ROOT / "quick-parse-results.py"))["main"])
+
+
+def check_target(argv):
+    assert re.search(rf"^{argv[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), argv
+
+
+def check_session(argv):
+    assert f"def {argv[0].partition('(')[0]}(" in (ROOT / "noxfile.py").read_text(), argv
+
+
+def check_compression(argv):
+    check_main(importlib.import_module("optimus_cc.predict").main, argv)
+
+
+PROGRAMS = {
+    "bash master-script.sh": check_sweep,
+    "bash config-n-run.sh": check_point(config_n_run.main),
+    "python -m launch.run": check_point(run.main),
+    "python -m optimus_cc predict": check_compression,
+    "python -m": check_module,
+    "python quick-parse-results.py": check_script,
+    "make": check_target,
+    "nox -s": check_session,
+}
+"""How a command begins, to what looks at the rest of its words; the first that fits does."""
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Return a function that raises for a command that its program would refuse."""
+    monkeypatch.setattr(launch.fit, "ask_half_types", lambda: HALF_TYPES)
+
+    def check(command):
+        words = shlex.split(re.sub(r"^(\w+=\S* )*", "", command), comments=True)
+        for start, look in PROGRAMS.items():
+            own = start.split()
+            if words[: len(own)] == own:
+                return look(words[len(own) :])
+        raise AssertionError(f"no program of this project: {command}")
+
+    return check
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_of_a_page_is_taken(page, command, check, capsys):
+    try:
+        check(command)
+    except SystemExit as end:  # --help
+        assert end.code == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash master-script.sh --swep stride",
+        "bash master-script.sh --sweep strid",
+        "bash master-script.sh --study imdb --engines stage-9",
+        "bash master-script.sh --sweep stride --size tiny --only 'stride 77'",
+        "bash config-n-run.sh -m 7 -Z 1",
+        "python -m launch.run tiny --study zero-ladder --engine stage-9",
+        "python -m parse diagnose",
+        "python -m ds_config explain --fixx a.json",
+        "python -m optimus_cc predict --model 2.5B --bogus",
+        "python -m nosuch",
+        "make nosuch",
+        "nox -s nosuch",
+        "llamafactory-cli train",
+    ],
+)
+def test_a_command_that_nobody_takes_is_seen(command, check, capsys):
+    with pytest.raises((ConfigError, ImportError, AssertionError, SystemExit)) as caught:
+        check(command)
+    assert getattr(caught.value, "code", 2) == 2
+
+
+def test_the_tests_that_a_page_names_are_there():
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    there = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert sorted(name for name in named if f"def {name}(" not in there) == []
+
+
+def test_a_page_is_read_in_minutes():
+    lines = {page.name: len(page.read_text().splitlines()) for page in PAGES}
+    assert {name: number for name, number in lines.items() if number > LONGEST_PAGE} == {}
+
+
+def test_every_page_is_found_from_the_list_of_studies():
+    text = (ROOT / "docs" / "studies.md").read_text()
+    assert [page.name for page in PAGES if f"](studies/{page.name})" not in text] == []
+    assert len(COMMANDS) > 50
