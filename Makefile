@@ -59,7 +59,7 @@ fmt: setup-tests ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-golden: setup-tests ## rewrite golden files (review the diff)
+golden: setup-tests ## rewrite golden files and the table of keys in docs/plugin.md (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
 
 equality: setup-tests ## every feature, policy and number of ranks against stock; writes docs/equality.csv (half an hour)
@@ -92,9 +92,6 @@ plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 
 compat: setup-tests ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
 	$(BIN)/nox $(ARGS)
-
-guide: setup ## write the tables of keys in docs/guide.md and docs/plugin.md anew
-	$(BIN)/python -m ds_config guide
 
 third-party: ## fetch other projects' code at its pinned commits (NAME=... for some of it)
 	$(PYTHON) third_party/fetch.py $(NAME)

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from configs.cli import Parser, add_json, complain, count, run_command, say
 from configs.errors import ConfigError
-from configs.files import write_text
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from ds_config import guide
 from ds_config.advise import add_options, advise
 from ds_config.auto import FRAMEWORKS
 from ds_config.document import Document, read_config, write_new
@@ -43,10 +41,6 @@ def _parser() -> Parser:
     one = commands.add_parser("advise", help="the fastest configuration that fits")
     add_options(one)
     one.set_defaults(run=advise)
-    one = commands.add_parser(
-        "guide", help="write the tables of docs/guide.md and docs/plugin.md anew"
-    )
-    one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", type=Path, metavar="FILE", help="the configuration")
     ranks = "data-parallel ranks, to check batches"
@@ -84,15 +78,6 @@ def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> None:
     outcome = str(copy) if changes else "nothing to mend"
     changes += [*(f"left to you: {choice}" for choice in document.choices), outcome]
     complain("\n".join(f"--fix: {change}" for change in changes))
-
-
-def _guide(given: argparse.Namespace) -> int:
-    del given
-    write_text(guide.FILE, guide.guide(ask({})))
-    page = guide.PLUGIN_FILE.read_text(encoding="utf-8")
-    write_text(guide.PLUGIN_FILE, guide.plugin_page(page))
-    say(f"{guide.FILE}\n{guide.PLUGIN_FILE}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ HELP = {
             "plots",
             "ds_config explain",
             "ds_config advise",
-            "ds_config guide",
             "dataset",
             "dataset prepare",
             "dataset inspect",

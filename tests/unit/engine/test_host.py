@@ -210,7 +210,7 @@ def test_the_docs_say_what_a_parameter_takes():
         sums = [cores.bytes_of_gradients(2, accumulation) for accumulation in (1, 8)]
         assert [int(number) for number in said] == [state, *(state + each for each in sums)]
     assert "14 bytes per parameter, 16 with accumulation" in (docs / "design.md").read_text()
-    guide = (docs / "guide.md").read_text()
+    guide = (docs / "studies" / "config-guide.md").read_text()
     assert "14 with this project's update, 16 with" in guide
 
 
