@@ -22,7 +22,9 @@ def test_the_papers_sample_command_gives_the_papers_log_name():
 
 
 def test_every_flag_lands_in_its_field():
-    words = shlex.split("-T 2 -M 4 -B 48 -R 0.8 -G 5000 -P 1 -D 3 -A 1 -O 5 -h 0.2 --seed 7 --device cpu")
+    words = shlex.split(
+        "-T 2 -M 4 -B 48 -R 0.8 -G 5000 -P 1 -D 3 -A 1 -O 5 -h 0.2 --seed 7 --device cpu"
+    )
     got = point(*words)
     assert (got.tp, got.micro_batch_size, got.global_batch_size, got.dp) == (2, 4, 48, 3)
     assert (got.offload_ratio, got.subgroup_numel, got.iterations) == (0.8, 5000, 10)
