@@ -334,15 +334,14 @@ def test_the_installed_release_is_asked_in_a_process_of_its_own(tmp_path, capsys
     assert "fp16.loss_scale: is refused: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["explain", "FILE"], ["guide"]])
-def test_without_deepspeed_one_line_says_so(tmp_path, capsys, monkeypatch, real_process, words):
+def test_without_deepspeed_one_line_says_so(tmp_path, capsys, monkeypatch, real_process):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.version", missing)
     path = tmp_path / "file.json"
     path.write_text('{"train_batch_size": 8}')
-    assert explain_or_advise([word.replace("FILE", str(path)) for word in words]) == 2
+    assert explain_or_advise(["explain", str(path)]) == 2
     error = capsys.readouterr().err
     assert "error: DeepSpeed is not installed here" in error
     assert error.endswith("pip install deepspeed\n")
