@@ -184,6 +184,13 @@ class Result(Table):
         return {"title": value} if isinstance(value, str) else value
 
 
+class Question(Table):
+    """What the text asks, and the results by which runs answer it."""
+
+    text: str
+    by: tuple[str, ...]  # names of results
+
+
 class Companion(Table):
     """A process beside the ranks, one for every device that they use."""
 
@@ -233,6 +240,9 @@ class Study(Table):
     results: dict[str, Result] = Field(default_factory=dict)
     """Columns of ``runs.csv`` that it argues with; numbers of the last line of ``metrics.jsonl``
     become columns by being named here."""
+    question: Question | None = None
+    elsewhere: dict[str, str] = Field(default_factory=dict)
+    """What the text argues with and no run shows, to the command or page that does."""
     companions: dict[str, Companion] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config for every engine."""
@@ -264,6 +274,8 @@ class Study(Table):
         settable = [name for name in Point.model_fields if name not in ("name", "model", "engine")]
         yield "", "reference engine", [self.reference], self.engines
         yield "ds_config: ", "field", fields_in(self.ds_config), of_point
+        asked = self.question.by if self.question else ()
+        yield "question: ", "result", asked, self.results
         for key, figure in self.figures.items():
             yield f"figure '{key}': ", "field", [getattr(figure, "x", "")], of_point
         for key, companion in self.companions.items():

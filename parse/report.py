@@ -26,7 +26,8 @@ import markupsafe
 
 from configs.cli import Parser, add_warmup, run_command, say
 from configs.fields import shaped_links
-from configs.files import read_json, write_json, write_text
+from configs.files import ROOT, read_json, write_json, write_text
+from configs.study import Study
 from parse.compare import (
     NOT_COMPARED,
     Finding,
@@ -166,6 +167,7 @@ def report(parsed: ParsedSweep) -> int:
     write_report(parsed)
     for finding in parsed.findings:
         say(one_line(f"{finding.label}: {finding.verdict}"))
+    say("\n".join(["", *map(one_row, parsed.context["results"].lines()), ""]))
     return int(not parsed.all_hold)
 
 
@@ -200,7 +202,9 @@ def _context(
         "counts": _counts(rows),
         "headline": _deviation(beside, timed_phases(study)) if predicted else headline,
         "phases": timed_phases(study),
-        "results": results_of(points, _names(index, "results"), warmup),
+        "results": results_of(points, _names(index, "results"), warmup, comparisons),
+        "command": _command(index, study, machine),
+        "place": _place(parsed.folder),
         "summary": [_summary_row(point, compared, warmup) for point in points],
         "comparisons": [_comparison_row(item) for item in comparisons],
         "one_run_intervals": any(r is not None and r.covers == INSIDE_A_RUN for r in ratios),
@@ -219,6 +223,20 @@ def _context(
         "resamples": RESAMPLES,
         "seed": SEED,
     }
+
+
+def _command(index: Mapping[str, Any], study: Study, machine: str) -> str:
+    """Return the command that makes a sweep, as from the repository's root."""
+    words = ["bash master-script.sh"]
+    words += [] if study.is_default else [f"--study {study.name}"]
+    words.append(f"--sweep {index.get('name')}")
+    return " ".join([*words, *([f"--simulate --machine {machine}"] if machine else [])])
+
+
+def _place(folder: Path) -> str:
+    """Return a sweep's folder as a command names it from the repository's root."""
+    whole = folder.resolve()
+    return whole.relative_to(ROOT).as_posix() if whole.is_relative_to(ROOT) else "SWEEP_DIR"
 
 
 def _names(index: Mapping[str, Any], key: str) -> list[str]:
@@ -541,7 +559,7 @@ def render_html(context: dict[str, Any]) -> str:
 
 def render_markdown(context: dict[str, Any]) -> str:
     """Return the same for a repository; what logs say is escaped by the filter ``text``."""
-    filters = {"text": _escape, "code": lambda text: one_line(f".{text}")[1:]}
+    filters = {"text": _escape, "code": lambda text: one_row(str(text)).replace("`", "'")}
     return _render("report.md.j2", context, autoescape=False, **filters).rstrip("\n") + "\n"
 
 
@@ -566,6 +584,11 @@ def _escape(text: object) -> str:
     for character in "\\`*_[]|<>&":
         line = line.replace(character, f"\\{character}")
     return line
+
+
+def one_row(text: str) -> str:
+    """Return a line of a table, blanks at its begin kept, as :func:`one_line` does others."""
+    return one_line(f".{text}")[1:]
 
 
 def one_line(text: object) -> str:

@@ -79,7 +79,8 @@ def run_columns(study: Study) -> list[str]:
         *(f"{name}_median_ms" for name in ("iteration", *study.phases)),
         *("rejects", "accumulation", "seed", "repeat", "point_key", "update_rate"),
         *("samples_per_s", "run_id", "started", "source", "pp", "dtype", "zero_stage"),
-        *("data_prefix", *_EVALUATION, *study.results, "point", "older", "busy"),
+        *("data_prefix", *_EVALUATION, *(name for name in study.results if name != SPEEDUP)),
+        *("point", "older", "busy"),
         *("running_samples_per_s", "allocated_gib", "max_allocated_gib"),
         *("host_peak_gib", "gpu_peak_gib", "gpu_util_percent", "link_mbit"),
         *(*own, "checkpoint_stall_ms", "checkpoint_lost_ms"),
@@ -87,6 +88,8 @@ def run_columns(study: Study) -> list[str]:
     return list(dict.fromkeys(columns))
 
 
+SPEEDUP = "speedup"
+"""A result that is a point's against the reference, and no column of a run."""
 _OF_RUN = ("path", "label", "case", "engine")
 """Columns by which other tables name the run that a row belongs to."""
 _OTHER_COLUMNS = {
@@ -218,6 +221,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         "busy": run.busy,
+        "bound_share": _share(as_number(end.get("bound_ms")), medians["iteration_ms"]),
         **_usage(run),
         **(list(_evaluations(run).values()) or [{}])[-1],
         **_checkpoints(run, skipped),
@@ -292,6 +296,10 @@ def _per_second(count: object, milliseconds: float | None) -> float | None:
     if not isinstance(count, int) or not milliseconds:
         return None
     return count / (milliseconds / 1000)
+
+
+def _share(bound_ms: float | None, iteration_ms: float | None) -> float | None:
+    return bound_ms / iteration_ms if bound_ms and iteration_ms else None
 
 
 def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:

@@ -101,9 +101,17 @@ def test_a_measured_run_is_never_held_against_a_predicted_one(whole, sweep_write
     assert {r["reference_repeats"] for r in found if r["source"] == "simulated"} == {"1"}
 
 
+WORDS = ("stock", "stock, published")
+
+
 def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
     assert report([str(whole)]) == 0
-    assert capsys.readouterr().out == ""
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    [ours, theirs] = (next(x for x in lines if x.startswith(f"7B {w} ")) for w in WORDS)
+    assert set(ours.split()[2:]) & {"sim.", "publ."} == {"sim."}
+    assert set(theirs.split()[3:]) & {"sim.", "publ."} == {"publ."}
+    assert not any("equal to" in line for line in lines)
     text, page = ((whole / f"report.{kind}").read_text() for kind in ("md", "html"))
     assert text.startswith("# small \\| sweep, simulated on h\\|100\n")
     assert "<h1>small | sweep, simulated on h|100</h1>" in page
@@ -146,8 +154,9 @@ def test_what_is_published_says_so_in_every_table_and_count(whole):
     assert "| 7B stock | 650.0 | 100.0 | 200.0 | 300.0 | simulated |" in table
     assert "| 7B stock, published | 650.0 | 100.0 | 200.0 | 200.0 | published |" in table
     results = text.partition("## Results")[2].partition("##")[0]
-    assert "| 7B stock | simulated | 650 |" in results
-    assert "| 7B stock, published | published | 650 |" in results
+    assert "| 7B stock | simulated | 650 sim. |" in results
+    assert "| 7B stock, published | published | 650 publ. |" in results
+    assert "Predicted, not measured: iteration: " in results
     assert "| 7B stock, published | published |" in text.partition("## Runs")[2]
     for name in ("runs", "iterations"):
         labels = [row["label"] for row in rows(whole / "tables" / f"{name}.csv")]
@@ -178,7 +187,7 @@ def test_what_is_not_predicted_is_empty_with_the_reason(simulated):
     text = (folder / "report.md").read_text()
     assert "Empty: stall of a checkpoint (not predicted: " in text
     assert "| point | source | host memory of all ranks, GiB (lower is better) | runs |" in text
-    assert "| 7B stock | simulated | 7.5 | 1 |" in text
+    assert "| 7B stock | simulated | 7.5 sim. | 1 |" in text
     assert "Not predicted: loss (nothing is trained)." in text
     found = json.loads((folder / "tables" / "findings.json").read_text())["results"]
     assert list(found["columns"]) == ["host_peak_gib"]

@@ -27,7 +27,11 @@ def run(folder, capsys, *options):
     code = main([str(folder), *options])
     captured = capsys.readouterr()
     report = folder / "report.md"
-    return code, captured.out.splitlines(), report.read_text() if report.is_file() else ""
+    return (
+        code,
+        captured.out.partition("\n\n")[0].splitlines(),
+        report.read_text() if report.is_file() else "",
+    )
 
 
 def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):

@@ -6,6 +6,10 @@ import pytest
 from programs import report
 from rows import rows
 
+from configs.errors import ConfigError
+from configs.study import Result, study_from
+from parse.results import Cell, ResultRow, Results
+
 STUDY = {
     "name": "ovens", "title": "Ovens", "reference": "gas",
     "gate": {"kind": "quality", "metric": "crumb", "margin": 1.0, "seeds": 2},
@@ -20,17 +24,20 @@ STUDY = {
 }  # fmt: skip
 
 
+ASKED = {"question": {"text": "Is wood better?", "by": ["crumb", "iteration_median_ms"]}}
+
+
 @pytest.fixture
 def told(sweep_writer):
     """A report of two ovens with two seeds each; ``index`` is laid over the sweep's."""
 
-    def write(ends, **index):
+    def write(ends, study=STUDY, **index):
         runs = [
             (engine, 0, {"point": {"seed": seed}, "end": ends[engine][seed]})
             for engine in ends
             for seed in (0, 1)
         ]
-        folder = sweep_writer.write_runs(runs, study=STUDY)
+        folder = sweep_writer.write_runs(runs, study=study)
         old = json.loads((folder / "sweep.json").read_text())
         (folder / "sweep.json").write_text(json.dumps({**old, **index}))
         report([str(folder)])
@@ -60,7 +67,7 @@ def test_a_report_opens_with_the_columns_of_its_study(told, sweep_writer):
     assert "| tiny gas | measured | 71 (70 to 72) | 130.9 | 15.28 | 2 |" in table
     assert "| tiny wood | measured | 71 | 130.9 | 15.28 | 2 |" in table
     assert "smells" not in table
-    assert "ash" not in table, "no sweep asked for it"
+    assert "ash, g" not in table, "no sweep asked for it"
     page = (sweep_writer.folder / "report.html").read_text()
     assert 'data-value="71.0">71 (70 to 72)</td>' in page
     assert page.index('id="results"') < page.index('id="summary"')
@@ -89,3 +96,47 @@ def test_a_study_without_results_has_no_such_table(sweep_writer):
     report([str(folder)])
     assert "## Results" not in (folder / "report.md").read_text()
     assert 'id="results"' not in (folder / "report.html").read_text()
+
+
+def test_the_question_is_answered_by_what_these_runs_can_tell(told):
+    wood = [{"crumb": 80.0}, {"crumb": 81.0}]
+    text = results_in(told({**ENDS, "wood": wood}, {**STUDY, **ASKED}))
+    assert "**Is wood better? crumb: tiny wood 80.5 % against 71 % of tiny gas (1.13x)." in text
+    assert "Not answered by these runs: a loaf: measured on a CPU, which tells nothing" in text
+    assert "0 of 1 points beside gas pass the gate (mean crumb over 2 seeds worse" in text
+
+
+def test_none_that_is_better_is_said(told):
+    text = results_in(told({**ENDS, "wood": [{"crumb": 70.5}] * 2}, {**STUDY, **ASKED}))
+    assert "crumb: nothing better than the reference; nearest tiny wood 70.5 %" in text
+
+
+def test_a_question_without_an_answer_says_why(told):
+    text = results_in(told({"gas": ENDS["gas"]}, {**STUDY, **ASKED}))
+    why = "crumb, a loaf: nothing is held against the reference."
+    assert f"Is wood better? These runs do not answer it. {why}" in text
+    study = {**STUDY, "question": {"text": "?", "by": ["taste"]}}
+    with pytest.raises(ConfigError, match="question: unknown result 'taste'"):
+        study_from(study, "it")
+
+
+def test_what_was_published_stands_below_with_its_source(told, monkeypatch):
+    study = {**STUDY, "published": {"source": "a book"}, "elsewhere": {"taste": "eat `it`"}}
+    said = {"crumb": {"a baker": 75.0}, "unknown": {"nobody": 1.0}}
+    monkeypatch.setattr("parse.results.published_runs", lambda _study: said)
+    text = results_in(told(ENDS, study))
+    assert "| a baker, published | published | 75 publ. |  |  | 0 |" in text
+    assert "publ.: a book; not measured here." in text
+    assert "Not in these runs: taste; by `eat 'it'`." in text
+    assert "nobody" not in text
+
+
+def test_the_terminals_table_has_as_many_parts_as_its_width_asks_for():
+    column = Result(title="time of an epoch without its validation", unit="s", better="lower")
+    cell = Cell(12345.0, 12300.0, 12400.0)
+    row = ResultRow("a point with a name that is too long for the table", "measured", 2, [cell] * 9)
+    lost = ResultRow("lost", "measured", 0, [None] * 9, "1 oom-device")
+    lines = Results(dict.fromkeys("abcdefghi", column), [row] * 30 + [lost], {}, "Yes.", []).lines()
+    assert max(map(len, lines)) <= 100
+    assert sum(line.count("12345 (12300 to 12400)") for line in lines) == 9 * 20
+    assert lines[-2:] == ["... and 11 more in the report", "Yes."]
