@@ -161,6 +161,13 @@ def families(session: nox.Session) -> None:
     test(session, "-s", "tests/unit/predict/test_families.py")
 
 
+@nox.session(name="study-pages", python=PYTHONS[0], default=False)
+def study_pages(session: nox.Session) -> None:
+    """Run every command of docs/studies that needs no GPU (an hour)."""
+    set_up(session, {})
+    test(session, "-m", "exhaustive", "tests/integration/test_study_pages.py")
+
+
 # Needs GitHub, and hours; `make compat` leaves it out.
 @nox.session(name="deepspeed-tests", python=PYTHONS[0], default=False)
 @nox.parametrize(

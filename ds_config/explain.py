@@ -115,7 +115,7 @@ def explain(
             _judge_unknown(found, key, known, table)
         found.keys += _handed_on(key, value)
     found.keys = [_with_auto(line, found.auto) for line in found.keys]
-    dropped = found.auto[-1].defaults if framework else {}
+    dropped = found.auto[-1].defaults if framework and found.auto else {}
     settled = without(table, lambda name, value: value == AUTO and name in dropped)
     found.faults += faults(settled, num_ranks)
     found.warnings += warnings(settled, known)

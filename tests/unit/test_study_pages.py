@@ -1,13 +1,14 @@
 """The pages of docs/studies: every command on them is one that today's programs take."""
 
 import argparse
+import csv
 import importlib
 import re
 import runpy
 import shlex
-from pathlib import Path
 
 import pytest
+from study_pages import PAGES, ROOT, commands
 
 import launch.fit
 from configs.cli import Parser
@@ -16,21 +17,8 @@ from configs.sweep import load_sweep
 from launch import cli, config_n_run, run, sweep
 from launch.fit import HALF_TYPES, Machine
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs" / "studies").glob("*.md"))
 LONGEST_PAGE = 120
-
-
-def commands_of(text):
-    """Commands of a page: lines of its shell blocks, and code in the text that begins like one."""
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    rest = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    spans = re.findall(r"`((?:bash|python|make|nox) [^`\n]+)`", rest)
-    return [line for line in [*lines, *spans] if line.strip() and not line.startswith("#")]
-
-
-COMMANDS = [(page.stem, command) for page in PAGES for command in commands_of(page.read_text())]
+COMMANDS = [(page.stem, command) for page in PAGES for command in commands(page.read_text())]
 
 
 class Parsed(Exception):
@@ -96,7 +84,8 @@ def check_target(argv):
 
 
 def check_session(argv):
-    assert f"def {argv[0].partition('(')[0]}(" in (ROOT / "noxfile.py").read_text(), argv
+    name = argv[0].partition("(")[0].replace("-", "_")
+    assert f"def {name}(" in (ROOT / "noxfile.py").read_text(), argv
 
 
 def check_compression(argv):
@@ -163,6 +152,29 @@ def test_a_command_that_nobody_takes_is_seen(command, check, capsys):
     with pytest.raises((ConfigError, ImportError, AssertionError, SystemExit)) as caught:
         check(command)
     assert getattr(caught.value, "code", 2) == 2
+
+
+def test_published_ratios_are_those_of_the_published_bars():
+    """In the paper's page: update of 7B by stride, 99 iterations, and update at ratio 0.8."""
+    lines = (ROOT / "configs/studies/interleaved/published.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+    def ratio(**wanted):
+        found = [row for row in rows if wanted.items() <= row.items()]
+        (stock,) = (float(row["value"]) for row in found if row["engine"] == "stock")
+        (ours,) = (float(row["value"]) for row in found if (row["engine"], row["stride"]) != STOCK)
+        return f"{max(stock / ours, ours / stock):.2f}"
+
+    STOCK = ("stock", "0")
+    rows = [row for row in rows if row["stride"] in ("0", "2")]
+    by_machine = [ratio(sweep="stride", machine=name) for name in ("h100x4", "a100x4")]
+    models = ("7B", "8.3B", "10B")
+    in_all = [ratio(quantity="iterations_99_s", model=name) for name in models]
+    shared = [ratio(sweep="offload-ratio", quantity="update_s", model=name) for name in models]
+    text = (ROOT / "docs/studies/paper.md").read_text()
+    assert "update of 7B, k = 2: {} (H100), {} (A100)".format(*by_machine) in text
+    assert "99 iterations: {} (7B), {} (8.3B), {} (10B)".format(*in_all) in text
+    assert "update at ratio 0.8: {}, {}, {}".format(*shared) in text
 
 
 def test_the_tests_that_a_page_names_are_there():

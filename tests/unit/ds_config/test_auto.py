@@ -175,3 +175,10 @@ def test_stage_auto_handed_to_deepspeed_is_stage_0():
     zero = {"stage": "auto", "stage3_prefetch_bucket_size": 1e6}
     found = told(config(zero_optimization=zero), framework="none")
     assert "does nothing at stage 0" in {note.text for note in found.warnings}
+
+
+@pytest.mark.parametrize("framework", ["transformers", "accelerate", "none"])
+def test_a_configuration_without_auto_is_explained_for_any_framework(framework):
+    found = told({"train_batch_size": 8, "zero_optimization": {"stage": 2}}, framework=framework)
+    assert found.is_accepted
+    assert found.auto == []
