@@ -13,6 +13,7 @@ from study_pages import PAGES, ROOT, commands
 import launch.fit
 from configs.cli import Parser
 from configs.errors import ConfigError
+from configs.study import load_study
 from configs.sweep import load_sweep
 from launch import cli, config_n_run, run, sweep
 from launch.fit import HALF_TYPES, Machine
@@ -152,6 +153,26 @@ def test_a_command_that_nobody_takes_is_seen(command, check, capsys):
     with pytest.raises((ConfigError, ImportError, AssertionError, SystemExit)) as caught:
         check(command)
     assert getattr(caught.value, "code", 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("study", "head", "column"),
+    [
+        ("imdb", "| in the text | here, of", 2),
+        ("optimus-cc", "| flags of the scripts |", 3),
+    ],
+)
+def test_options_that_stand_for_those_of_a_text_are_there(study, head, column):
+    text = (ROOT / "docs" / "studies" / f"{study}.md").read_text()
+    table = (head + text.partition(head)[2]).partition("\n\n")[0].splitlines()[2:]
+    named = {
+        word for row in table for word in re.findall(r"--[a-z][\w.-]+", row.split("|")[column])
+    }
+    of_runs, of_sweeps = (
+        build(load_study(study)) for build in (run.build_parser, sweep.build_parser)
+    )
+    assert len(named) > 4
+    assert named <= of_runs._option_string_actions.keys() | of_sweeps._option_string_actions.keys()
 
 
 def test_published_ratios_are_those_of_the_published_bars():
