@@ -95,7 +95,7 @@ def published_runs(study: Study) -> dict[str, dict[str, float]]:
 
 def _read_file(study: Study) -> tuple[Path, Sequence[str], list[dict[str, Any]]]:
     """Return the file of a study, its columns and rows; both are empty where there is none."""
-    path = (_folder(study) or Path("no folder")) / PUBLISHED_FILE
+    path = (study_folder(study) or Path("no folder")) / PUBLISHED_FILE
     if not path.is_file():
         return path, (), []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -103,7 +103,7 @@ def _read_file(study: Study) -> tuple[Path, Sequence[str], list[dict[str, Any]]]
     return path, reader.fieldnames or (), list(reader)
 
 
-def _folder(study: Study) -> Path | None:
+def study_folder(study: Study) -> Path | None:
     """Return the folder of the shipped study which a study that came with runs is, if any."""
     try:
         shipped = load_study(study.name)

@@ -208,6 +208,9 @@ class Published(Table):
     source: str
     conditions: dict[str, Any] = Field(default_factory=dict)
     """Fields of a point, and their values in every published run."""
+    figure: str = ""
+    """Figure of the sweep of the same name which the text is about. ``predicted.svg`` of the
+    study's folder has it as simulated; reports of runs without a GPU show it."""
 
 
 class _Batch(Table):
@@ -276,6 +279,8 @@ class Study(Table):
         yield "ds_config: ", "field", fields_in(self.ds_config), of_point
         asked = self.question.by if self.question else ()
         yield "question: ", "result", asked, self.results
+        shown = [self.published.figure] if self.published else []
+        yield "published: ", "figure", shown, self.figures
         for key, figure in self.figures.items():
             yield f"figure '{key}': ", "field", [getattr(figure, "x", "")], of_point
         for key, companion in self.companions.items():

@@ -8,6 +8,7 @@ engine (equal to it, for a bitwise gate), 1 when one is not, 2 when there is no 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import html
 import json
@@ -27,6 +28,7 @@ import markupsafe
 from configs.cli import Parser, add_warmup, run_command, say
 from configs.fields import shaped_links
 from configs.files import ROOT, read_json, write_json, write_text
+from configs.published import study_folder
 from configs.study import Study
 from parse.compare import (
     NOT_COMPARED,
@@ -137,6 +139,7 @@ def write_report(parsed: ParsedSweep) -> None:
         context = parsed.context | {
             "figures": figures,
             "not_drawn": [name for name in wanted if name not in drawn],
+            "predicted": _predicted(parsed),
             "left_out": [f"{name} ({why})" for name, why in left_out.items()],
             "tables": [name for name in _TABLES if (folder / "tables" / f"{name}.csv").is_file()],
         }
@@ -515,22 +518,57 @@ def find_figures(
     ]
 
 
+def _predicted(parsed: ParsedSweep) -> list[dict[str, Any]]:
+    """Describe the study's own figure, in its default sweep where no GPU measured anything.
+
+    That is what the study ships, and the same figure of each machine for which it was simulated
+    beside this sweep's folder, such as the user's own.
+    """
+    study, published = parsed.runs[0].study, parsed.runs[0].study.published
+    is_default = parsed.context["name"] == study.default_sweep and parsed.context["on_cpu"]
+    if published is None or not published.figure or not is_default:
+        return []
+    shipped = study_folder(study)
+    places = [shipped / "predicted.svg"] if shipped else []
+    own = f"simulated-*/{published.figure}/figures/{published.figure}.svg"
+    places += sorted(parsed.folder.resolve().parent.glob(own))
+    return [
+        {
+            **_figure_entry(path, SIMULATED),
+            "figure": "",
+            "machine": path.parts[-4].removeprefix("simulated-") if path not in places[:1] else "",
+        }
+        for path in places
+        if path.is_file()
+    ]
+
+
+def _numbers(table: Path) -> list[list[str]]:
+    """Rows of the table of a figure's numbers, without its head; none where there is none."""
+    try:
+        return list(csv.reader(table.read_text(encoding="utf-8").splitlines()))[1:]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
 def _figure_entry(png: Path, source: str) -> dict[str, Any]:
     """Describe a figure for the templates, with links relative to the report."""
     files = [
         path for kind in ("png", "pdf", "svg") if (path := png.with_suffix(f".{kind}")).is_file()
     ]
-    svg = files[-1].read_bytes()[:20_000] if files[-1].suffix == ".svg" else b""
-    said = re.search(rb"<desc>(.{1,4000}?)</desc>", svg, re.DOTALL)
+    is_svg = files[-1].suffix == ".svg"
+    svg = files[-1].read_bytes() if is_svg else b""
+    said = re.search(rb"<dc:description>(.{1,4000}?)</", svg[:20_000], re.DOTALL)
     description = html.unescape(" ".join(said[1].decode(errors="replace").split())) if said else ""
     named = re.findall(r"\w+", description.lower())
     sources = [word for word in SOURCES if word in named]
-    data = base64.b64encode(png.read_bytes()).decode("ascii")
+    data = base64.b64encode(svg or png.read_bytes()).decode("ascii")
     return {
         "source": source if sources in ([], [MEASURED]) else " and ".join(sources),
         "description": description,
         "links": {p.suffix[1:]: f"./figures/{quote(p.name, errors='replace')}" for p in files},
-        "data_uri": f"data:image/png;base64,{data}",
+        "data_uri": f"data:image/{'svg+xml' if is_svg else 'png'};base64,{data}",
+        "numbers": _numbers(png.with_suffix(".csv")),
     }
 
 

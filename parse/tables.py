@@ -200,7 +200,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         **{name: fmean(found) if found else None for name, found in times.items()},
         **{name.replace("_ms", "_median_ms"): found for name, found in medians.items()},
         "iterations": len(log.iterations),
-        "tflops": median(tflops) if tflops else None,
+        "tflops": median(tflops) if any(tflops) else None,
         # As text, so that a NaN that was measured is not an empty cell, which means unknown.
         "loss_first": repr(losses[0]) if losses else None,
         "loss_last": repr(losses[-1]) if losses else None,

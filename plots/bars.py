@@ -203,7 +203,8 @@ def _draw_panel(ax: Axes, panel: Panel, scale: Scale, study: Study, least_ms: fl
         for phase, ms in parts.items():
             style, length = phase_styles(study)[phase], ms / scale.divisor
             face = _face(style.colour, style.hatch, bar.source)
-            ax.barh(place, length, left=start, height=0.7, **face)
+            told = f"{bar.name}\n{style.title} ({scale.unit})"
+            ax.barh(place, length, left=start, height=0.7, label=told, **face)
             if phase != REST and ms > least_ms:
                 box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0}
                 ax.text(
@@ -212,7 +213,10 @@ def _draw_panel(ax: Axes, panel: Panel, scale: Scale, study: Study, least_ms: fl
                 )  # fmt: skip
             start += length
         if not parts:
-            ax.barh(place, median, 0.7, **_face(bar.style.colour, bar.style.hatch, bar.source))
+            face = _face(bar.style.colour, bar.style.hatch, bar.source)
+            what = panel.quantity.label(scale, value.measured).replace("\n", " ")
+            told = f"{bar.name}\n{what}"
+            ax.barh(place, median, 0.7, label=told, **face)
         has_spread = high > low and panel.quantity is not TOTAL
         if has_spread:
             ax.errorbar(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,8 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib import style as styles
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -19,6 +22,7 @@ from matplotlib.transforms import Bbox
 from plots.current import FORMATS
 from plots.style import SOURCE_STYLES, STYLE_FILE
 from plots.tables import PlotError
+from plots.units import short
 
 _WIDTH_INCHES = 6.4
 _NOTE_CHARACTERS = 112
@@ -181,8 +185,38 @@ def name_ticks(ax: Axes, at: Sequence[float], names: Sequence[str], columns: int
     ax.set_xticks(at, texts, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
 
 
+def numbers(figure: Figure) -> list[tuple[str, str, str, str]]:
+    """Return what a figure shows of bars and marks that have a label: panel, name, label, value.
+
+    A bar's label is its name and, in a second line, what it is; a mark is named by the tick below
+    it. Lines of hundreds of iterations have no label: they are in the tables. A panel without a
+    title is of the case to its left.
+    """
+    found, panel = [], ""
+    for ax in figure.axes:
+        panel = ax.get_title(loc="left").replace("\n", ", ") or panel
+        for bars in ax.containers:
+            if isinstance(bars, BarContainer) and _is_told(bars.get_label()):
+                name, _, what = str(bars.get_label()).partition("\n")
+                found.append((panel, name, what, short(bars.patches[0].get_width())))
+        texts = (text.get_text() for text in ax.get_xticklabels())
+        ticks = dict(zip(ax.get_xticks(), texts, strict=False))
+        for line in ax.get_lines():
+            if _is_told(line.get_label()):
+                for x, y in np.asarray(line.get_xydata(), dtype=float).tolist():
+                    at = ticks.get(x) or short(x)
+                    found.append((panel, at, str(line.get_label()), short(y)))
+    return [tuple(part.replace(r"\$", "$") for part in row) for row in found]  # type: ignore[misc]
+
+
+def _is_told(label: object) -> bool:
+    return bool(label) and not str(label).startswith("_")
+
+
 def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
     """Write a figure as PNG, PDF and SVG, without a date: equal tables give equal files.
+
+    Beside them lies ``STEM.csv`` with its :func:`numbers`, if it has any.
 
     Args:
         figure: What to write.
@@ -204,16 +238,27 @@ def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
     }
     written = []
     for kind in FORMATS:
-        path, beside = out / f"{stem}.{kind}", out / f".{stem}.{kind}"
-        buffer = io.BytesIO()
+        path, buffer = out / f"{stem}.{kind}", io.BytesIO()
         with styles.context(STYLE_FILE, after_reset=True):
             figure.savefig(buffer, format=kind, metadata=about[kind])
         figure.set_layout_engine("none")  # all formats are laid out alike
-        try:
-            beside.write_bytes(buffer.getvalue())
-            beside.replace(path)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise PlotError(f"{path}: cannot be written: {error.strerror}") from None
+        _write(path, buffer.getvalue())
         written.append(path)
+    told, beside = numbers(figure), out / f"{stem}.csv"
+    beside.unlink(missing_ok=True)
+    if told:
+        table = io.StringIO()
+        rows = [("panel", "name", "what", "value"), *told]
+        csv.writer(table, lineterminator="\n").writerows(rows)
+        _write(beside, table.getvalue().encode())
     return written
+
+
+def _write(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise PlotError(f"{path}: cannot be written: {error.strerror}") from None

@@ -124,6 +124,11 @@ class Column:
         many = self.rows[place]
         _draw_levels(ax, [one for one in many if one.look not in lines], scale)
         _draw_lines(ax, [one for one in many if one.look in lines], scale)
+        # The label of a line is what stands before its numbers in the table beside the figure.
+        unit = self.quantity.label(scale, measured=False).replace("\n", " ")
+        for line in ax.get_lines():
+            if not str(line.get_label()).startswith("_"):
+                line.set_label(f"{line.get_label()}, {unit}")
         watermark(ax, {one.source for one in many})
         _scale_up(ax, [value.median for value in self.values])
         ax.set_ylabel(self.quantity.label(scale, any(value.measured for value in self.values)))
@@ -177,7 +182,7 @@ def _draw_lines(ax: Axes, found: Sequence[Series], scale: Scale) -> None:
             ax.errorbar(
                 [v.x for v in one.values], middle, yerr=spread, capsize=2.5, elinewidth=1.0,
                 zorder=3 + order, **line_style(one.look, one.source),
-            )  # fmt: skip
+            )[0].set_label(one.title)  # fmt: skip
         if one.failed:
             ax.plot(
                 one.failed, [0.03 + 0.05 * order] * len(one.failed), linestyle="none", marker="X",

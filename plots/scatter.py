@@ -107,7 +107,11 @@ def _draw_marks(ax: Axes, marks: list[Mark], cost: Quantity, rate: Quantity) -> 
     for mark in marks:
         at = mark.cost / scales[0].divisor, mark.rate / scales[1].divisor
         style = _style(mark.look, mark.source) if mark.look else _HOLLOW
-        ax.plot(*at, **style)
+        told = ", ".join(
+            filter(None, (mark.look.title(mark.source) if mark.look else "", mark.name))
+        )
+        units = f"{rate.title} ({scales[1].unit}) at {cost.title} ({scales[0].unit})"
+        ax.plot(*at, label=f"{told or mark.source}: {units}", **style)
         colour = "black" if mark.look else "0.4"
         named.append(canvas.Mark(ax, at, style["markersize"], mark.name, colour))
     for axis, values, label in (

@@ -13,6 +13,10 @@ import pytest
 from processes import wait_for
 from programs import report as main
 
+from configs.published import study_folder
+from configs.study import default_study
+
+STUDY = default_study()
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
@@ -113,6 +117,24 @@ def report(tmp_path, capsys):
     main([str(folder)])
     capsys.readouterr()
     return folder / "report.html"
+
+
+OVERLAPS = """
+const texts = Array.from(document.querySelectorAll("text"));
+const boxes = texts.map((text) => [text, text.getBoundingClientRect()])
+  .filter(([text]) => text.textContent.trim() && !text.closest('#watermark'));
+const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+  && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+return boxes.flatMap(([one, a], at) => boxes.slice(at + 1)
+  .filter(([, b]) => overlap(a, b)).map(([two]) => [one.textContent, two.textContent]));
+"""
+
+
+@needs_a_browser
+@pytest.mark.timeout(900)
+def test_no_label_of_the_shipped_figure_lies_over_another(chromium):
+    chromium.call("POST", "/url", {"url": (study_folder(STUDY) / "predicted.svg").as_uri()})
+    assert chromium.run(OVERLAPS) == []
 
 
 @needs_a_browser

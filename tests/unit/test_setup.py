@@ -30,6 +30,7 @@ case "$*" in
     echo >"$WORK/builds" # until an installer reads it
     [ -z "$BUILD_HANGS" ] || exec cat "$WORK/never"
     rm "$TORCH_EXTENSIONS_DIR/op/lock"
+    echo "[WARNING] Setting accelerator to CPU. If you have a GPU"
     echo "c++ says this"; exit "${BUILD_CODE:-0}" ;;
   *"import deepspeed"*) log import ;;
 esac
@@ -82,6 +83,7 @@ def test_ops_are_compiled_while_what_the_main_job_needs_is_installed(setup, tmp_
     assert code == 0, said
     assert said.endswith("setup: ready\n")
     assert "c++ says this" in said
+    assert "Setting accelerator" not in said
     build = next(call for call in calls if call.startswith("build"))
     assert build == "build MAX_JOBS=3"
     uv, torch, deepspeed, packages, ours, first = (call for call in calls if call != build)

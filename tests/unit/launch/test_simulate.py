@@ -257,6 +257,13 @@ def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
         run = json.loads((folder / entry["run_dir"] / "run.json").read_text())
         assert run["source"] == entry["run_dir"].rpartition("/")[2].partition("-")[0]
         assert make_point(run["point"]).name == entry["name"]
+    shipped = list(csv.reader((STUDY.folder / "predicted.csv").read_text().splitlines()))
+    for entry in index["runs"]:
+        values = json.loads((folder / entry["run_dir"] / "values.json").read_text())
+        model, _, engine = entry["name"].partition(" ")
+        told = f"{values['update_ms'] / 1000:.3g}"
+        source = entry["run_dir"].rpartition("/")[2].partition("-")[0]
+        assert [model, f"{engine}, {source}", "update (s)", told] in shipped, "draw it anew"
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("[1/15] 7B stock: simulated ")
     assert out[-1].startswith("simulated, nothing was run: 15 points on h100x4 (the paper's ")

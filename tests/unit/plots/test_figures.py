@@ -4,6 +4,7 @@ from matplotlib.patches import Rectangle
 from programs import plot as main
 
 from configs.study import default_study
+from plots.canvas import numbers
 from plots.style import phase_styles
 
 ENGINES = {name: row.style for name, row in default_study().engines.items()}
@@ -44,6 +45,17 @@ def test_segments_are_as_long_as_the_table_says_and_a_missing_phase_is_none(draw
     assert bars(draw("iteration-breakdown", three)) == {
         "forward": [20] * 4, "backward": [30] * 4, "update": [40, 40], "other": [10, 50],
     }  # fmt: skip
+
+
+def test_the_table_behind_a_figure_has_its_bars_and_marks_and_no_line_of_iterations(draw, three):
+    told = numbers(draw("iteration-breakdown", three))
+    assert ("stock", "forward (ms)", "20") in [row[1:] for row in told]
+    assert {name for _, name, _, _ in told} == {"stock", "all-host", "stride 2"}
+    assert numbers(draw("loss", three)) == []
+    three.add("stride", 3)
+    rows = numbers(draw("stride", three))
+    assert [at for _, at, what, _ in rows if "iteration" in what] == ["2", "3"]
+    assert all("stride" in what for _, _, what, _ in rows)
 
 
 def test_equal_losses_are_drawn_so_that_each_can_be_seen(draw, three):

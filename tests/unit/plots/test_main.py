@@ -58,8 +58,10 @@ def test_figures_have_three_formats_and_equal_tables_give_equal_files(sweep, tmp
         assert main([str(tables), "--out", str(tmp_path / out), "--figure", *names]) == 0
     written = sorted((tmp_path / "one").iterdir())
     assert [path.name for path in written] == [
-        f"{name}.{kind}" for name in names for kind in ("pdf", "png", "svg")
+        f"{name}.{kind}" for name in names for kind in ("csv", "pdf", "png", "svg")
     ]
+    told = [line.split(",") for line in (tmp_path / "one/data-parallel.csv").read_text().split()]
+    assert told
     for path in written:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
         content = path.read_bytes()

@@ -82,7 +82,7 @@ def test_what_was_published_belongs_to_the_shipped_study_alone():
 
 def test_a_damaged_row_is_named(tmp_path, monkeypatch):
     (tmp_path / "published.csv").write_text("label,quantity,value\nX,epoch_s,fast\n")
-    monkeypatch.setattr(published, "_folder", lambda _: tmp_path)
+    monkeypatch.setattr(published, "study_folder", lambda _: tmp_path)
     with pytest.raises(ConfigError, match=r"published\.csv: .*fast.*: give label, quantity"):
         published.published_runs(IMDB)
 

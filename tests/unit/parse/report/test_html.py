@@ -16,7 +16,7 @@ PNG = base64.b64decode(
 )
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg"><title>x</title>'
-    "<desc>Bars &amp; lines. simulated</desc></svg>"
+    "<dc:description>Bars &amp; lines. simulated</dc:description></svg>"
 )
 
 
@@ -88,7 +88,9 @@ def test_the_page_asks_nobody_for_anything(hostile_sweep, page):
     found = page(hostile_sweep)
     assert {tag for tag, _ in found.elements}.isdisjoint({"link", "iframe", "object", "base"})
     for address in found.addresses():
-        assert address.startswith(("data:image/png;base64,", "#", "./"))
+        assert address.startswith(
+            ("data:image/png;base64,", "data:image/svg+xml;base64,", "#", "./")
+        )
     style = (hostile_sweep / "report.html").read_text().split("<style>")[1].split("</style>")[0]
     assert "url(" not in style
     assert "@import" not in style
@@ -160,7 +162,8 @@ def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     for name in (*names, "t.txt"):
         (folder / "figures" / name).write_bytes(SVG.encode() if name.endswith("svg") else PNG)
     found = page(folder)
-    assert {a["src"].split(";")[0] for a in found.all("img")} == {"data:image/png"}
+    kinds = [a["src"].split(";")[0].removeprefix("data:image/") for a in found.all("img")]
+    assert kinds == ["png", "svg+xml", "png"], "the vector where there is one"
     stride, loss = (
         "Update throughput and iteration time against the stride",
         "Loss of every iteration",
@@ -175,3 +178,39 @@ def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     assert '<span class="tag">simulated</span>' in captions[1]
     assert "./figures/loss.pdf" in found.addresses()
     assert "Asked for and not drawn: memory." in found.texts["p"]
+
+
+def test_a_figures_numbers_and_command_stand_behind_it(sweep_writer, page):
+    folder = sweep_writer.write_runs([("stock", 0, {})], figures=["loss"])
+    (folder / "figures").mkdir()
+    (folder / "figures" / "loss.png").write_bytes(PNG)
+    table = "panel,name,what,value\n<b>,7B & stock,forward (ms),20\nbroken\n"
+    (folder / "figures" / "loss.csv").write_text(table)
+    page(folder)
+    text = (folder / "report.html").read_text().partition("<details><summary>Numbers")[2]
+    text = text.partition("</details>")[0]
+    assert "python -m plots SWEEP_DIR/tables --out SWEEP_DIR/figures --figure loss" in text
+    assert '<th scope="row">7B &amp; stock</th><td>&lt;b&gt;</td><td>forward (ms)</td>' in text
+    assert "broken" not in text
+
+
+@pytest.mark.parametrize(("device", "name", "count"), [("cpu", "basic", 2), ("cpu", "stride", 0),
+                                                       ("Test GPU", "basic", 0)])  # fmt: skip
+def test_without_a_gpu_the_default_report_shows_the_studys_figure_as_predicted(
+    device, name, count, sweep_writer, page
+):
+    sweep_writer.device = device
+    folder = sweep_writer.write_runs([("stock", 0, {})], name=name)
+    own = folder.parent / "simulated-mine" / "models" / "figures"
+    own.mkdir(parents=True)
+    (own / "models.svg").write_text(SVG)
+    images = page(folder).all("img")
+    assert len(images) == count
+    if count:
+        text = (folder / "report.html").read_text().partition('id="predicted"')[2]
+        text = text.partition("</section>")[0]
+        assert text.count('<span class="tag">simulated and published</span>') == 1
+        assert text.count('<span class="tag">simulated</span>') == 1
+        assert "machine mine" in text
+        assert ">measured" not in text
+        assert "--simulate --machine mine --sweep models" in text
