@@ -209,7 +209,8 @@ def test_without_a_gpu_the_default_report_shows_the_studys_figure_as_predicted(
     if count:
         text = (folder / "report.html").read_text().partition('id="predicted"')[2]
         text = text.partition("</section>")[0]
-        assert text.count('<span class="tag">simulated and published</span>') == 1
+        both = text.count('<span class="tag">simulated and published</span>')
+        assert both == 2, "of the figure, and of its numbers"
         assert text.count('<span class="tag">simulated</span>') == 1
         assert "machine mine" in text
         assert ">measured" not in text
