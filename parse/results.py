@@ -114,7 +114,8 @@ class Results:
                 found.append(f"{label:<{first}}  {'  '.join(cells)}".rstrip())
         if len(self.rows) > _MOST_ROWS:
             found.append(f"... and {len(self.rows) - _MOST_ROWS} more in the report")
-        return [*found, *textwrap.wrap(self.answer, COLUMNS)]
+        texts_below = [self.answer, *self.notes]
+        return [*found, *(line for text in texts_below for line in textwrap.wrap(text, COLUMNS))]
 
 
 def _heading(column: Result) -> str:
