@@ -22,7 +22,6 @@ from scipy.optimize import least_squares
 from configs.cli import Parser, run_command, say
 from configs.published import read_published
 from configs.study import default_study
-from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.cli import residual_lines
 from deep_optimizer_states.predict.machine import (
@@ -36,6 +35,7 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import StockOffload, Workload
+from deep_optimizer_states.toml_io import write_whole
 from launch.simulate.workloads import paper_software
 
 BASELINE, HYBRID = paper_software()[""], paper_software()["stride"]

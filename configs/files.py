@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +26,10 @@ def as_json(value: object) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that a reader finds the old one or the new one, never a part of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    # What only reads files, quick-parse-results.py above all, needs no package.
+    from deep_optimizer_states.toml_io import write_whole
+
+    write_whole(path, text, overwrite=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

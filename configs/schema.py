@@ -6,21 +6,19 @@ process or imports torch.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from configs.errors import explain
 from configs.table import NAME_PATTERN, Table
+from deep_optimizer_states.predict import gpt
 
 if TYPE_CHECKING:
     from configs.study import Engine, Study
 
 MODEL_PREFIX = "model."
 """``model.hidden`` is one field of the model that a point names."""
-VOCABULARY_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 
 
 class Model(Table):
@@ -56,37 +54,18 @@ class Model(Table):
 
     def padded_vocab_size(self, tp: int = 1) -> int:
         """Return the rows of the embedding, padded as Megatron does for ``tp`` ranks."""
-        multiple = VOCABULARY_MULTIPLE * tp
-        return math.ceil(self.vocab_size / multiple) * multiple
+        return gpt.padded_vocab_size(self.vocab_size, tp)
 
     def num_parameters(self, tp: int = 1) -> int:
         """Return the trainable parameters of the whole model, over all tensor-parallel ranks.
 
         Parameters that every such rank holds whole count once, and so do tied embeddings.
         """
-        kv_rows = 2 * self.kv_heads * (self.hidden // self.heads)
-        attention = (2 * self.hidden + kv_rows) * self.hidden
-        embedding = self.padded_vocab_size(tp) * self.hidden
-        if self.architecture == "llama":
-            layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-            return 2 * embedding + self.layers * layer + self.hidden
-        biases = 2 * self.hidden + kv_rows + self.ffn + self.hidden
-        norm = 2 * self.hidden
-        layer = attention + 2 * self.hidden * self.ffn + biases + 2 * norm
-        return embedding + self.seq_length * self.hidden + self.layers * layer + norm
+        return gpt.num_parameters(self, tp)
 
     def layers_of_stages(self, pp: int) -> tuple[int, ...]:
-        """Return the layers of each stage of a pipeline.
-
-        Stages differ by one layer at most. The inner ones take one more first, then the first: the
-        last has the logits to compute, the first only looks tokens up.
-
-        Args:
-            pp: stages, at most as many as there are layers.
-        """
-        even, more = divmod(self.layers, pp)
-        order = [*range(1, pp - 1), 0, pp - 1]
-        return tuple(even + (stage in order[:more]) for stage in range(pp))
+        """Return the layers of each stage of a pipeline; see :func:`gpt.layers_of_stages`."""
+        return gpt.layers_of_stages(self.layers, pp)
 
 
 MODEL_FIELDS = {MODEL_PREFIX + name: field for name, field in Model.model_fields.items()}

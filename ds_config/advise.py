@@ -19,10 +19,11 @@ from configs.errors import ConfigError
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
-from deep_optimizer_states.predict.memory import GIB, Peaks, peaks_of
+from deep_optimizer_states.predict.memory import Peaks, peaks_of
 from deep_optimizer_states.predict.model import Model, load_model, model_names
 from deep_optimizer_states.predict.predict import phases_of, predict, settled
 from deep_optimizer_states.predict.workload import Workload, workload_of_json
+from deep_optimizer_states.units import GIB
 from ds_config.document import write_new
 
 USABLE = 0.97

@@ -26,9 +26,10 @@ from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
-from deep_optimizer_states.predict.memory import GIB, peaks_of
+from deep_optimizer_states.predict.memory import peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
+from deep_optimizer_states.units import GIB
 from launch import links
 from launch.identity import settings_key, what_chooses_kernels
 from launch.launchers import TORCHRUN

@@ -78,7 +78,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
-    from parse.run import MEASURED
+    from configs.sources import MEASURED
     from parse.verdict import log_notes
 
     count = len(run.log.iterations)

@@ -15,9 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from configs.sources import MEASURED, PUBLISHED, SIMULATED
 from configs.study import Gate, Study
 from parse.records import Log, as_number, as_table
-from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run, group_points
+from parse.run import PointRuns, Run, group_points
 from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
 from parse.tables import engine_fields, run_row, write_table, writing
 from parse.verdict import (

@@ -29,6 +29,7 @@ from configs.cli import Parser, add_warmup, run_command, say
 from configs.fields import shaped_links
 from configs.files import ROOT, read_json, write_json, write_text
 from configs.published import study_folder
+from configs.sources import MEASURED, PUBLISHED, SIMULATED, SOURCES
 from configs.study import Study
 from parse.compare import (
     NOT_COMPARED,
@@ -41,18 +42,7 @@ from parse.compare import (
 )
 from parse.records import LogError, as_table
 from parse.results import results_of
-from parse.run import (
-    MEASURED,
-    PUBLISHED,
-    SIMULATED,
-    SOURCES,
-    SWEEP_FILE,
-    PointRuns,
-    Run,
-    group_points,
-    label_runs,
-    read_sweep,
-)
+from parse.run import SWEEP_FILE, PointRuns, Run, group_points, label_runs, read_sweep
 from parse.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED, Ratio, Spread, spread
 from parse.tables import write_tables, writing
 from parse.verdict import ON_CPU, log_notes

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from configs.cli import COLUMNS
 from configs.errors import ConfigError
 from configs.published import published_of, published_runs, read_published
+from configs.sources import MEASURED, PUBLISHED, SIMULATED
 from configs.study import Result, Study
 from parse.compare import PointComparison
 from parse.records import as_number, as_table, finite
-from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run
+from parse.run import PointRuns, Run
 from parse.stats import spread
 from parse.tables import SPEEDUP, run_row
 from parse.verdict import ON_CPU

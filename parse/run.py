@@ -16,7 +16,9 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.files import json_lines, read_given_json, read_json
 from configs.naming import Namer
+from configs.sources import MEASURED, PUBLISHED, SIMULATED, SOURCES
 from configs.study import Study, default_study, study_from
+from deep_optimizer_states.units import GIB
 from parse.lines import STATE_NAME, is_log_name
 from parse.log import read_log
 from parse.records import (
@@ -32,8 +34,6 @@ from parse.records import (
 )
 from parse.verdict import FAILED, LossVerdict, judge_log
 
-MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
-"""Where figures come from: column ``source`` of tables, and what reports say of them."""
 SWEEP_FILE = "sweep.json"
 MONITOR_FILE = "monitor.jsonl"
 SAMPLE_COLUMNS = (
@@ -44,7 +44,6 @@ SAMPLE_COLUMNS = (
 """Columns of a sample in ``monitor.jsonl``; ``time_s`` counts from the run's start. Memory of the
 run's own processes is ``host_used_bytes`` (resident) and ``gpu_memory_run_bytes``; that of the
 whole machine ``machine_used_bytes`` and ``gpu_memory_used_bytes``."""
-GIB = 2**30
 _OF_MODEL = {
     "num_layers": "model.layers",
     **{name: f"model.{name}" for name in ("hidden", "heads", "seq_length")},

@@ -19,9 +19,10 @@ from typing import Any
 from configs.files import read_json, write_text
 from configs.naming import Namer
 from configs.study import Study
+from deep_optimizer_states.units import GIB
 from parse.log import ITERATION_COLUMNS
 from parse.records import LogError, after_warmup, as_number, finite
-from parse.run import GIB, SAMPLE_COLUMNS, Run, group_points
+from parse.run import SAMPLE_COLUMNS, Run, group_points
 
 STUDY_FILE = "study.json"
 _FORMULA = re.compile(r"'*[-=+@\t\r]")

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from configs.published import published_runs
+from configs.sources import MEASURED, PUBLISHED, SOURCES
 from configs.study import ResultsFigure, Study, Style
 from plots.canvas import fold, plain, sheet, watermark
 from plots.data import (
@@ -26,7 +27,7 @@ from plots.data import (
     pooled,
 )
 from plots.style import REST, SOURCE_STYLES, phase_styles
-from plots.tables import MEASURED, PUBLISHED, SOURCES, PlotError, Tables
+from plots.tables import PlotError, Tables
 from plots.units import ITERATION, TOTAL, UPDATE_RATE, Quantity, Scale, quantity, short
 
 _BAR_INCHES = 0.3

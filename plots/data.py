@@ -11,9 +11,10 @@ import pandas as pd
 
 from configs.fields import field_row
 from configs.naming import Fields, Namer
+from configs.sources import MEASURED, SOURCES
 from configs.study import Study
 from plots.style import Look, Looks
-from plots.tables import MEASURED, SOURCES, Tables
+from plots.tables import Tables
 
 X = "x"
 """Column of the observations that holds the setting along a figure's axis."""

@@ -10,13 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from configs.published import published_runs
+from configs.sources import PUBLISHED
 from configs.study import ResultsFigure
 from plots import canvas
 from plots.canvas import name_marks, sheet, watermark
 from plots.data import by_setting, describe, observe, pooled
 from plots.lines import line_style
 from plots.style import Look
-from plots.tables import PUBLISHED, PlotError, Tables
+from plots.tables import PlotError, Tables
 from plots.units import Quantity, quantity, short
 
 _PANEL_INCHES = 3.0

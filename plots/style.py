@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.naming import Fields, Namer
+from configs.sources import MEASURED, PUBLISHED, SIMULATED
 from configs.study import Phase, Study, Style
-from plots.tables import MEASURED, PUBLISHED, SIMULATED
 
 STYLE_FILE = Path(__file__).resolve().parent / "paper.mplstyle"
 

@@ -11,11 +11,9 @@ import pandas as pd
 
 from configs.errors import ConfigError
 from configs.fields import shaped_links
+from configs.sources import MEASURED, SOURCES
 from configs.study import Study
 from plots.current import study_of
-
-MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
-"""Origins of a number: column ``source``, which is ``measured`` where a table lacks it."""
 
 KEYS = ("path", "label", "case", "engine")
 """Columns of every table: the run that a row is of."""

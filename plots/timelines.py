@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from deep_optimizer_states.units import GIB
 from plots.canvas import fold, name_ticks, sheet, watermark
 from plots.data import observe, span
 from plots.lines import from_zero
 from plots.style import SOURCE_STYLES, Look
 from plots.tables import PlotError, Tables
-from plots.units import GIB
 
 _MOST_POINTS = 600
 """Most points of a line; more samples than a figure has pixels are averaged."""

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from configs.study import Study
-
-GIB = 2.0**30
+from deep_optimizer_states.units import GIB
 
 
 @dataclass(frozen=True)

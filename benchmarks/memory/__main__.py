@@ -24,9 +24,10 @@ from typing import Any
 from benchmarks.process import SOURCE_FOLDER
 from configs.cli import Parser, run_command, say
 from deep_optimizer_states.predict.huggingface import model_of_config
-from deep_optimizer_states.predict.memory import CPU_PROCESS_BYTES, MIB, peaks_of
+from deep_optimizer_states.predict.memory import CPU_PROCESS_BYTES, peaks_of
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.workload import workload_of_json
+from deep_optimizer_states.units import MIB
 from launch.launchers import free_port
 
 FOLDER = Path(__file__).parent

@@ -15,12 +15,12 @@ from statistics import median
 from typing import TextIO
 
 from configs.cli import COLUMNS
+from deep_optimizer_states.units import GIB
 from launch.process.watch import LOOK_S, ProgressWatch, duration_text
 
 PLAIN_S = 10.0
 """Seconds from one line to the next where lines stay."""
 _BEFORE = "ranks import, build the model and DeepSpeed's engine: "
-_GIB = 2**30
 _ERASE = "\r\x1b[K"
 
 
@@ -85,7 +85,7 @@ class LiveLine:
         usual_ms = median(times_ms)
         yield f"{_ms(times_ms[-1])} ms (median {_ms(usual_ms)})"
         sides = {side: event.get(f"{side}_memory_bytes") for side in ("host", "device")}
-        if held := [f"{side} {size / _GIB:.1f}" for side, size in sides.items() if size]:
+        if held := [f"{side} {size / GIB:.1f}" for side, size in sides.items() if size]:
             yield f"{', '.join(held)} GiB"
         left_s = max(0, self._iterations - number) * usual_ms / 1000
         yield f"left {duration_text(left_s)}"

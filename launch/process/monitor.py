@@ -22,6 +22,7 @@ from typing import IO, Any
 import psutil
 
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
+from deep_optimizer_states.units import GIB
 from launch.process.supervise import Members
 from launch.process.watch import meanwhile
 
@@ -38,7 +39,6 @@ NO_GPU: dict[str, Any] = dict.fromkeys(
 """What a sample says of a device; ``device_id`` is CUDA's number of it."""
 _BYTES_PER_KB = 1000
 """NVML gives PCIe throughput in KB/s."""
-_GIB = 2**30
 
 
 class Gpus:
@@ -137,7 +137,7 @@ def look_around(gpus: Gpus) -> dict[str, Any]:
         words.append(f"others used {cpu_percent:.0f}% of its cores")
     for number, processes in enumerate(gpus.processes()):
         for pid, held in processes.items():
-            holds = "" if held is None else f", {held / _GIB:.1f} GiB"
+            holds = "" if held is None else f", {held / GIB:.1f} GiB"
             words.append(f"process {pid} used GPU {number}{holds}")
     return {"cpu_percent": cpu_percent, "busy": "; ".join(words)}
 

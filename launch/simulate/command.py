@@ -20,6 +20,7 @@ from configs.errors import ConfigError
 from configs.files import write_json
 from configs.published import as_published, published_of, read_published
 from configs.schema import Point
+from configs.sources import PUBLISHED, SIMULATED
 from configs.study import Study
 from configs.sweep import Sweep
 from deep_optimizer_states.predict.machine import (
@@ -28,9 +29,9 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
-from deep_optimizer_states.predict.memory import GIB
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
+from deep_optimizer_states.units import GIB
 from launch.identity import settings_key
 from launch.records import SCHEMA_VERSION, results_of, sweep_dir
 from launch.simulate.workloads import PAPER_MACHINES, workload_of
@@ -44,8 +45,6 @@ NOT_SIMULATED = {
 """Kinds of figures of what no prediction has, and why."""
 ANY_SIMULATED = "breakdown"
 """Kind of figure that every prediction has."""
-SIMULATED, PUBLISHED = "simulated", "published"
-"""``source`` of a run's figures; a run that was measured has none."""
 VALUES = "values.json"
 """Holds a run's figures, in place of a log."""
 OOM = {"GPU memory": "oom-device", "host memory": "oom-host"}

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deep_optimizer_states.checks import explain
 from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.toml_io import Words, explain
 
 BLOCK = "deep_optimizer_states"
 """Name of the top-level block."""
@@ -114,8 +114,8 @@ def read_settings(ds_config: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**block)
     except ValidationError as error:
-        known = list(Settings.model_fields)
-        raise ConfigError(explain(error, known, f"{BLOCK}.", '"')) from None
+        words = Words(prefix=f"{BLOCK}.", quote='"', field='"{}"')
+        raise ConfigError(explain(error, Settings.model_fields, words)) from None
 
 
 def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:

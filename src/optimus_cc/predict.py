@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from deep_optimizer_states.predict import gpt
 from deep_optimizer_states.predict.model import Model, ModelError, model_from_table
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from optimus_cc.settings import Settings, SettingsError
@@ -63,7 +64,7 @@ class Workload:
     A GPT-2 has LayerNorm, biases, learned positions, and the output layer tied to the embedding.
 
     Raises:
-        PredictionError: There are too few stages, or more of them than layers.
+        PredictionError: It is no GPT-2, or there are too few stages, or more of them than layers.
     """
 
     model: Model
@@ -76,6 +77,10 @@ class Workload:
     recomputes: bool = False  # backward computes every layer's activations once more
 
     def __post_init__(self) -> None:
+        if self.model.architecture != "gpt2":
+            raise PredictionError(
+                f"architecture = {self.model.architecture!r}: predictions are of a GPT-2; give gpt2"
+            )
         if self.pp < 2:
             raise PredictionError(
                 f"pp = {self.pp}: predictions are of a pipeline; give two stages or more"
@@ -89,9 +94,7 @@ class Workload:
     @functools.cached_property
     def layers_of_stages(self) -> tuple[int, ...]:
         """Layers of each stage, as the trainer ``megatron-pipeline`` cuts them."""
-        even, more = divmod(self.model.layers, self.pp)
-        order = [*range(1, self.pp - 1), 0, self.pp - 1]
-        return tuple(even + (stage in order[:more]) for stage in range(self.pp))
+        return gpt.layers_of_stages(self.model.layers, self.pp)
 
     @property
     def message_shape(self) -> Shape:
@@ -117,23 +120,20 @@ class Workload:
     @functools.cached_property
     def embedding(self) -> Shape:
         """A rank's shard of the tied embedding."""
-        return self.model.padded_vocab_size(self.tp) // self.tp, self.model.hidden
+        return self._parameters.before[0]
+
+    @functools.cached_property
+    def _parameters(self) -> gpt.Parameters:
+        return gpt.parameters_of(self.model, self.tp)
 
     def parameters(self, stage: int, with_embedding: bool = False) -> list[Shape]:
         """Return the shapes of a rank's parameters, with its copy of the tied embedding or not."""
-        model, tp = self.model, self.tp
-        hidden, ffn = model.hidden, model.ffn
-        projection = hidden + 2 * model.kv_heads * (hidden // model.heads)
-        layer = [
-            (hidden,), (hidden,), (hidden,), (hidden,),  # two norms
-            (hidden, hidden // tp), (hidden,), (projection // tp, hidden), (projection // tp,),
-            (ffn // tp, hidden), (ffn // tp,), (hidden, ffn // tp), (hidden,),
-        ]  # fmt: skip
-        shapes: list[Shape] = layer * self.layers_of_stages[stage]
+        found = self._parameters
+        shapes = [*found.layer] * self.layers_of_stages[stage]
         if stage == 0:
-            shapes.append((model.seq_length, hidden))
+            shapes += found.before[1:]
         if stage == self.pp - 1:
-            shapes += [(hidden,), (hidden,)]
+            shapes += found.after
         if with_embedding and self.has_embedding(stage):
             shapes.append(self.embedding)
         return shapes
@@ -513,9 +513,10 @@ def load_gpt2(name: str) -> Model:
     Raises:
         PredictionError: There is none, or the file is wrong.
     """
-    table = {"seq_length": SEQUENCE, **_table_of("model", name)}
+    table = _table_of("model", name)
+    usual = {"architecture": "gpt2", "seq_length": SEQUENCE, "kv_heads": table.get("heads")}
     try:
-        return model_from_table({"kv_heads": table.get("heads"), **table}, f"--model {name}")
+        return model_from_table({**usual, **table}, f"--model {name}")
     except ModelError as error:
         raise PredictionError(str(error)) from None
 

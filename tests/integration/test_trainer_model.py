@@ -30,6 +30,16 @@ for parameter in gpt.parameters():
     if size >= 10_000_000:
         sizes.append(size)
         size = 0
+from deep_optimizer_states.predict.gpt import parameters_of
+small = dict(name="m", hidden=96, ffn=200, layers=3, heads=6, kv_heads=3)
+for architecture in ("llama", "gpt2"):
+    point = Point(model={**small, "architecture": architecture})
+    with torch.device("meta"):
+        made = [tuple(each.shape) for each in model.make_gpt(point, on_cpu=True).parameters()]
+    counted = parameters_of(point.model)
+    order = [*counted.before, *counted.layer * 3, *counted.after]
+    assert made == order, (architecture, made, order)
+    assert point.model.num_parameters() == sum(map(torch.Size.numel, map(torch.Size, made)))
 print(sum(sizes), size, *sizes, file=RESULTS)
 """
 KEPT = (
@@ -116,7 +126,7 @@ def test_a_gpt2_keeps_what_is_predicted() -> None:
     assert list(map(float, ratios)) == pytest.approx([1.0] * 4, rel=0.035)
 
 
-def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
+def test_parameters_are_those_of_megatron_core_in_its_and_the_papers_order() -> None:
     printed = run_script(PAPER_SUBGROUPS, PYTHONPATH=python_path(ROOT))
     total, rest, *sizes = map(int, printed)
     # DeepSpeed's subgroups of 10M elements, as the authors' 7B log lists them.

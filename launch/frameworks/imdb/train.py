@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from configs.errors import ConfigError
 from deep_optimizer_states.state_reader import digest
+from deep_optimizer_states.units import GIB
 from launch.frameworks.imdb import reviews
 from launch.frameworks.imdb.module import (
     ReviewsData,
@@ -32,7 +33,6 @@ from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu
 
 _WARMUP = 2
 """First iterations that the median of the seconds per batch leaves out."""
-_GIB = 2.0**30
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
@@ -262,8 +262,8 @@ def _memory_gib(device: torch.device) -> dict[str, Any]:
     if dist.is_initialized():
         everyone = everyone * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-    devices = [allocated / _GIB for allocated, _ in everyone if allocated is not None]
+    devices = [allocated / GIB for allocated, _ in everyone if allocated is not None]
     return {
         "device_peak_gib": max(devices, default=None),
-        "rank_peak_gib": max(held for _, held in everyone) / _GIB,
+        "rank_peak_gib": max(held for _, held in everyone) / GIB,
     }

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.core.host import cpu_facts, find_place, free_host_bytes, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import load_machine, profile_text
+from deep_optimizer_states.toml_io import write_whole
 
 if TYPE_CHECKING:  # torch is imported once the command line is known to be right
     from deep_optimizer_states.calibrate.rates import Findings

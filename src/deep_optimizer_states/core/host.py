@@ -27,6 +27,7 @@ from typing import TypeVar
 import psutil
 
 from deep_optimizer_states.errors import HostMemoryError
+from deep_optimizer_states.units import GIB
 
 SPARE_FROM = 8
 """From this share on one core is left to the thread that launches the model's own work."""
@@ -199,7 +200,6 @@ def _shown(cores: Sequence[int]) -> str:
     return ",".join("-".join(map(str, piece)) for piece in pieces)
 
 
-GIB = 2**30
 PROC_CGROUP = Path("/proc/self/cgroup")
 PROC_STATUS = Path("/proc/self/status")
 _STATUS_LINE = re.compile(r"^(\w+):\s*(\d+) kB$", re.MULTILINE)

@@ -34,6 +34,8 @@ NUM_STAGING_BUFFERS = 4
 """Tiles of the CPU whose 16-bit weights are on their way, see [Note: staging] in ``executor``."""
 NUM_OUTBOXES = 2
 """Resident tiles whose 16-bit weights are on their way to host memory at once."""
+MAX_SEPARATE_SHARE = 1 / 8
+"""Share of a rank's elements above which persistent parameters get no tiles of their own."""
 NUM_AHEAD = 2 * NUM_SLOTS
 """Tiles that the device may have in flight under a fixed policy: twice its slots, so that it does
 not run dry while the CPU steps a tile. What is issued goes before the CPU's weights on the link."""
@@ -272,6 +274,17 @@ class Schedule:
         if self.dynamic:
             return ()
         return DEVICE_CHAIN if tile in self.device_tiles else HOST_CHAIN
+
+
+def separate_ranges(persistent: Sequence[Tile], numel: int) -> Sequence[Tile]:
+    """Return the ranges that get tiles of their own: what ``step()`` itself waits for.
+
+    Args:
+        persistent: This rank's slices of the parameters that ``step()`` gathers.
+        numel: Elements of this rank's parameters.
+    """
+    few = sum(tile.numel for tile in persistent) <= MAX_SEPARATE_SHARE * numel
+    return persistent if few else ()
 
 
 def _none(_tile: int) -> tuple[Kind, ...]:

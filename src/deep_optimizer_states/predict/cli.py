@@ -11,7 +11,6 @@ from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import RATE_NAMES, Machine, load_machine, machine_names
-from deep_optimizer_states.predict.memory import GIB
 from deep_optimizer_states.predict.model import load_model, model_names
 from deep_optimizer_states.predict.predict import Prediction, num_nodes, predict
 from deep_optimizer_states.predict.workload import (
@@ -22,6 +21,7 @@ from deep_optimizer_states.predict.workload import (
     WorkloadError,
     one_of,
 )
+from deep_optimizer_states.units import GIB
 
 ENGINES = {STOCK.name: STOCK, PLUGIN: None}
 ALIASES = {"zero3": STOCK.name, "vanilla": STOCK.name, "ours": PLUGIN}

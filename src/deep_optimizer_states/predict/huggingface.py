@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deep_optimizer_states.checks import did_you_mean
 from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, Kept, ModelError
+from deep_optimizer_states.toml_io import did_you_mean
 
 LOSS_COPIES = 3
 """Arrays of logits when backward begins elsewhere: their logarithms, and two gradients of them."""

@@ -46,14 +46,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from deep_optimizer_states.checks import did_you_mean, explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.toml_io import did_you_mean, explain, read_toml
 
 Kind = Literal["measured", "fitted", "assumed"]
 Rate = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
-Text = Annotated[str, Field(pattern=r"\S")]
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("give text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 def _rises(curve: Curve) -> Curve:

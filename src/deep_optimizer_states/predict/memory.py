@@ -12,14 +12,19 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deep_optimizer_states.core.host import bytes_of_gradients
+from deep_optimizer_states.core.host import HEADROOM, bytes_of_gradients
 from deep_optimizer_states.core.plan import Tile
-from deep_optimizer_states.core.schedule import NUM_OUTBOXES, NUM_SLOTS, Schedule
+from deep_optimizer_states.core.schedule import (
+    NUM_OUTBOXES,
+    NUM_SLOTS,
+    Schedule,
+    separate_ranges,
+)
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.workload import BYTES, Workload
+from deep_optimizer_states.units import GIB, MIB
 
-GIB, MIB = 2**30, 2**20
 FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""
 MOMENTS_BYTES = 2 * FP32_BYTES
@@ -44,14 +49,10 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
 WORKSPACE_BYTES = 0.6 * GIB
 """Taken by the GPU's libraries."""
-HEADROOM = 0.97
-"""Share of a memory that may be taken."""
 GRADS_HEADROOM = 0.9
 """The same where gradients are kept on the device, which is never needed."""
 PERSISTENT_NUMEL = 100_000
 """DeepSpeed's ``stage3_param_persistence_threshold``."""
-MOST_APART = 1 / 8
-"""Share of a rank's elements up to which persistent parameters get tiles of their own."""
 PAGEABLE = "state that is not page-locked"
 DEVICE, HOST = False, True
 """Where an array lies, as :attr:`Array.on_host` says it."""
@@ -498,14 +499,13 @@ def _tiles_under_way(of: Workload, grad_bytes: int, has_gpu: bool) -> Iterator[A
 
 def _schedule(of: Workload) -> Schedule:
     """This package's tiles, with those of few persistent parameters apart."""
-    apart: list[Tile] = []
+    persistent: list[Tile] = []
     subgroup, held = 0, 0
     for numel in of.tensors if of.stage == 3 and not of.subgroup_numels else ():
         part = -(-numel // of.dp)
         if numel < PERSISTENT_NUMEL:
-            apart.append(Tile(subgroup, held, part))
+            persistent.append(Tile(subgroup, held, part))
         held += part
         if held >= of.subgroup_numel:
             subgroup, held = subgroup + 1, 0
-    few = sum(tile.numel for tile in apart) <= MOST_APART * of.part
-    return of.schedule_with(apart if few else ())
+    return of.schedule_with(separate_ranges(persistent, of.part))

@@ -13,12 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from deep_optimizer_states.checks import did_you_mean, explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict import gpt
+from deep_optimizer_states.toml_io import did_you_mean, explain, read_toml
 
 FP32_BYTES = 4
-VOCABULARY_MULTIPLE = 128
-"""Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 LOGIT_BYTES = 6
 """Bytes of a logit and its gradients: megatron-core's cross entropy works in place."""
 MODELS_FILE = Path(__file__).with_name("models.toml")
@@ -75,11 +74,7 @@ KeptOf = Callable[[int, int, bool], Kept]
 
 @dataclass(frozen=True)
 class Model:
-    """A GPT as megatron-core builds it.
-
-    ``llama`` has SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias; ``gpt2`` has
-    LayerNorm, biases, learned positions and one embedding.
-    """
+    """A GPT as megatron-core builds it; :mod:`deep_optimizer_states.predict.gpt` counts it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -98,32 +93,19 @@ class Model:
 
     def padded_vocab_size(self, tp: int = 1) -> int:
         """Return the rows of the embedding, padded as Megatron does for ``tp`` ranks."""
-        multiple = VOCABULARY_MULTIPLE * tp
-        return math.ceil(self.vocab_size / multiple) * multiple
+        return gpt.padded_vocab_size(self.vocab_size, tp)
 
     def blocks(self, tp: int = 1) -> Blocks:
         """Return the elements of each parameter of one of ``tp`` ranks, in the model's order.
 
         The first block comes before the layers, the last one after them, each other is a layer.
         """
-        hidden, ffn, inner = self.hidden, self.ffn // tp, self.hidden // tp
-        key_value = self.kv_heads * (hidden // self.heads)
-        layer: tuple[int, ...]
-        embedding = self.padded_vocab_size(tp) * hidden // tp
-        if self.architecture == "gpt2":
-            norm, attended = (hidden, hidden), inner + 2 * key_value // tp
-            attention = (inner * hidden, hidden, attended * hidden, attended)
-            layer = (*norm, *attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden)
-            return (embedding, self.seq_length * hidden), *(layer,) * self.layers, norm
-        layer = (
-            hidden,
-            hidden * hidden // tp,  # the attention's output, which Megatron makes first
-            (hidden + 2 * key_value) * hidden // tp,
-            hidden,
-            2 * hidden * self.ffn // tp,
-            hidden * self.ffn // tp,
+        parameters = gpt.parameters_of(self, tp)
+        before, layer, after = (
+            tuple(map(math.prod, shapes))
+            for shapes in (parameters.before, parameters.layer, parameters.after)
         )
-        return (embedding,), *(layer,) * self.layers, (hidden, embedding)
+        return before, *(layer,) * self.layers, after
 
     def tensors(self, tp: int = 1) -> list[int]:
         """Return the elements of each parameter of one of ``tp`` ranks, in the model's order."""

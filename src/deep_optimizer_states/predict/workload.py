@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from deep_optimizer_states.checks import did_you_mean
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.core import policies
 from deep_optimizer_states.core.host import bytes_of_state
@@ -17,6 +16,7 @@ from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
+from deep_optimizer_states.toml_io import did_you_mean
 
 PLUGIN = "plugin"
 """Name of this package's engine."""

@@ -20,7 +20,15 @@ from optimus_cc.sizes import num_epilogue_messages
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = Model(
-    name="m", hidden=8, layers=6, heads=2, ffn=16, seq_length=4, vocab_size=128, kv_heads=2
+    architecture="gpt2",
+    name="m",
+    hidden=8,
+    layers=6,
+    heads=2,
+    ffn=16,
+    seq_length=4,
+    vocab_size=128,
+    kv_heads=2,
 )
 ALL_MESSAGES = Settings(inter_grad_comp=True, inter_grad_comp_rank=1)
 EPILOGUE = dataclasses.replace(ALL_MESSAGES, inter_grad_comp_epilogue_only=True)
@@ -131,7 +139,7 @@ def test_shipped_models_have_the_parameters_of_the_trained_ones(name, tp):
     sizes = {
         field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.init
     }
-    trained = TrainedModel(**sizes | {"architecture": "gpt2"})
+    trained = TrainedModel(**sizes)
     shapes = [shape for stage in range(4) for shape in one.parameters(stage)]
     # Of a layer its norms and two biases, the last norm, and the positions are on every shard.
     whole = model.hidden * (6 * model.layers + 2 + model.seq_length)

@@ -57,14 +57,14 @@ def workload_of(*words, machine="h100x4"):
     [
         (["--model", "9B"], "unknown model '9B': did you mean"),
         (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
-        (["--engine", "zero"], "engine = 'zero': did you mean 'zero3'"),
+        (["--engine", "zero"], "engine = 'zero': did you mean 'stock'"),
         (["--ratio", "1.5"], "offload_ratio = 1.5"),
         (["--sequence-length", "-1"], "sequence_length = -1"),
         (["--stride", "2", "--policy", "all-host"], "stride = 2: policy 'all-host' has no"),
         (["--dtype", "fp32"], "dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
         (["--engine", "stock", "--stride", "2"], "stride = 2: engine 'stock'"),
         (["--engine", "stock", "--policy", "dynamic"], "engine 'stock' has its own"),
-        (["--engine", "paper"], "engine = 'paper': known: stock, plugin"),
+        (["--engine", "paper"], "engine = 'paper': did you mean 'plugin'? known: stock, plugin"),
         (["--policy", "dynamo"], "did you mean 'dynamic'"),
     ],
 )

@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_said_with_what_to_change():
     assert not got.fits
     text = " ".join(got.shortages)
     assert "host memory" in text
-    assert "engine 'ours' needs" in text
+    assert "engine 'plugin' needs" in text
     large = predict(of("20B", dp=1, micro_batch_size=64), H100)
     assert any("GPU memory" in line and "micro-batch" in line for line in large.shortages)
     assert predict(of(), H100).fits

@@ -14,7 +14,6 @@ from deep_optimizer_states.adapter.hooks import standing_gates
 from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.core.device.base import Device, Wait
-from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update import Background
 from deep_optimizer_states.errors import UpdateError
@@ -29,14 +28,6 @@ _TOO_EARLY = {
     "parameter gets its gradient twice; set it to false",
 }
 """Errors in place of waits that an open update would never end."""
-MOST_APART = 1 / 8
-"""Share of persistent parameters, in elements, above which they get no tiles of their own."""
-
-
-def runs_apart(layout: Layout) -> list[Tile]:
-    """Return the runs that get tiles of their own: what ``step()`` itself waits for."""
-    few = sum(run.numel for run in layout.persistent) <= MOST_APART * sum(layout.numels)
-    return layout.persistent if few else []
 
 
 class Gate:
@@ -118,7 +109,7 @@ class Gate:
     def next_order(self) -> tuple[int, ...]:
         """Return the order of an update's tiles: those of ``step()`` first, later as used."""
         if self._order is None:
-            self._order, self._uses = self._schedule.order_of_use(runs_apart(self._layout)), {}
+            self._order, self._uses = self._schedule.order_of_use(self._layout.separate), {}
         elif self._uses is not None:
             runs = [self._layout.slices[ds_id] for ds_id in self._uses]
             self._order, self._uses = self._schedule.order_of_use(runs), None

@@ -21,7 +21,7 @@ from deep_optimizer_states.adapter.update import (
     stand_in_for_step,
 )
 from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
-from deep_optimizer_states.adapter.zero3.gathers import Gate, runs_apart
+from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
 from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
 from deep_optimizer_states.config import Settings
@@ -111,7 +111,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     def _create_fp32_partitions(self) -> None:
         layout = self._layout = Layout.of(self)
         schedule, self._settings, self._why_policy = settle_schedule(
-            self._settings, layout.numels, runs_apart(layout), layout.weights_on_host
+            self._settings, layout.numels, layout.separate, layout.weights_on_host
         )
         self._schedule = schedule
         self._gate = Gate(self.background, self._lanes, layout, schedule)

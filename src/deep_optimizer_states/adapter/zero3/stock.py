@@ -7,7 +7,7 @@ package knows one stock only. It changes nothing that stock itself computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from typing_extensions import override
 from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
-from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.schedule import Schedule, separate_ranges
 
 
 class Stock(AnyStock, Protocol):
@@ -111,6 +111,11 @@ class Layout:
         on_host = bool(stock.param_groups_fp16_flat_cpu_memory)
         on_host |= _are_on_host(stock.fp16_partitioned_groups_flat)
         return cls(numels, starts, slices, frozenset(owned), persistent, on_host)
+
+    @property
+    def separate(self) -> Sequence[Tile]:
+        """Slices that get tiles of their own."""
+        return separate_ranges(self.persistent, sum(self.numels))
 
     def view(self, flat: Tensor, ds_id: int) -> Tensor:
         """Return a parameter's slice of a buffer that holds all subgroups, 1-D."""

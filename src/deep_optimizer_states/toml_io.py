@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,29 @@ from typing import Any
 from pydantic import ValidationError
 
 
-def explain(
-    error: ValidationError, known: Collection[str], prefix: str = "", quote: str = "'"
-) -> str:
-    """Say what is wrong with a table, field by field.
+@dataclass(frozen=True)
+class Words:
+    """How errors of a file call its keys."""
+
+    kind: str = "key"
+    """What a key is called: ``unknown key 'x'``."""
+    prefix: str = ""
+    """Stands before every key."""
+    quote: str = "'"
+    """Stands around names of keys that are unknown."""
+    field: str = "{}"
+    """A key that is missing or has a wrong value: ``{}`` stands for its name."""
+
+
+def explain(error: ValidationError, known: Collection[str], words: Words = Words()) -> str:
+    """Say what is wrong with a table, key by key.
 
     Args:
         error: Of pydantic.
         known: Names that a misspelt key is compared with.
-        prefix: Stands before every key.
-        quote: Stands around names; around those of wrong values only if it is a double quote, as in
-            the JSON that the table comes from.
+        words: What keys are called.
     """
-    return "; ".join(_sentence(item, known, prefix, quote) for item in error.errors())
+    return "; ".join(_sentence(item, known, words) for item in error.errors())
 
 
 def did_you_mean(
@@ -35,18 +46,23 @@ def did_you_mean(
     return f"did you mean {quote}{near[0]}{quote}? " if near else ""
 
 
-def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str:
-    key = prefix + ".".join(str(part) for part in item["loc"])
+def _sentence(item: Any, known: Collection[str], words: Words) -> str:
+    key = words.prefix + ".".join(str(part) for part in item["loc"])
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        hint = did_you_mean(item["loc"][-1], known, quote=quote)
-        return f"unknown key {quote}{key}{quote}: {hint}known: {', '.join(known)}"
+        unknown = f"unknown {words.kind} {words.quote}{key}{words.quote}"
+        hint = did_you_mean(item["loc"][-1], known, cutoff=0.6, quote=words.quote)
+        # Names of the whole table are no list of what a part of it may have.
+        names = f"known: {', '.join(known)}" if len(item["loc"]) == 1 else ""
+        return f"{unknown}: {hint}{names}".rstrip(": ")
+    name = words.field.format(key.rstrip("."))
     if item["type"] == "missing":
-        return f"{key} is missing"
-    own = {"dataclass_type": "give a table", "string_pattern_mismatch": "give text"}
-    message = own.get(item["type"], item["msg"].removeprefix("Value error, "))
-    mark = quote if quote == '"' else ""
-    where = f"{mark}{key.rstrip('.')}{mark}"
-    return f"{where} = {item['input']!r}: {message}" if item["loc"] else f"{where}: {message}"
+        return f"{name} is missing"
+    is_no_table = item["type"] == "dataclass_type"
+    message = "give a table" if is_no_table else item["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
+    is_too_long = isinstance(item["input"], dict)
+    return f"{name}: {message}" if is_too_long else f"{name} = {item['input']!r}: {message}"
 
 
 def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
@@ -60,7 +76,7 @@ def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
 
 
 def write_whole(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a text file beside its place and move it there once it is complete.
+    """Write a text file beside its place and move it there once it is complete and on the disk.
 
     Raises:
         FileExistsError: ``path`` is there and may not be overwritten.
@@ -69,7 +85,10 @@ def write_whole(path: Path, text: str, overwrite: bool = False) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            beside.write_text(text, encoding="utf-8")
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             if overwrite:
                 beside.replace(path)
             else:
