@@ -8,7 +8,7 @@ from ranks import run_script
 
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import flat_copies
-from deep_optimizer_states.predict.update import CAST_BYTES
+from deep_optimizer_states.predict.simulated_update import CAST_BYTES
 from deep_optimizer_states.predict.workload import STOCK, Workload
 
 CASES = [(stage, accumulation) for stage in (1, 2) for accumulation in (1, 3)]

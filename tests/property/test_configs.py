@@ -10,7 +10,7 @@ from launch.config_n_run import build_parser, point_from_flags
 from launch.ds_json import deepspeed_config
 
 STUDY = default_study()
-TINY = STUDY.load_model("tiny")[0]
+MIN_TILE_FRACTION = STUDY.load_model("tiny")[0]
 
 
 @st.composite
@@ -20,7 +20,7 @@ def points(draw):
     micro, dp, accumulation = (draw(st.integers(1, 8)) for _ in range(3))
     lr = draw(st.floats(1e-8, 10.0))
     return STUDY.point_type(
-        model=TINY,
+        model=MIN_TILE_FRACTION,
         engine=engine,
         stride=draw(st.integers(1, 50)) if engine == "stride" else 0,
         offload_ratio=draw(st.floats(0, 1, exclude_max=largest is not None)),

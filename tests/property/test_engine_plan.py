@@ -37,7 +37,7 @@ def cases(draw):
 def make_plan(schedule, data, host_subgroups):
     order = data.draw(st.none() | st.permutations(range(len(schedule.tiles))))
     split = RunTimeSplit()
-    split.pace, split.is_alone = data.draw(st.floats(0.01, 50)), data.draw(st.booleans())
+    split.pace, split.cpu_only = data.draw(st.floats(0.01, 50)), data.draw(st.booleans())
 
     def in_flight():
         return data.draw(st.integers(0, 5)) * schedule.slot_numel

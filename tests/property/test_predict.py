@@ -8,7 +8,7 @@ from predicted_software import SOFTWARE
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
-from deep_optimizer_states.predict.update import LANES, simulate_update
+from deep_optimizer_states.predict.simulated_update import LANES, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
 BASE = load_machine("h100x4")

@@ -16,7 +16,7 @@ from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
-from deep_optimizer_states.core.update import Background, Update
+from deep_optimizer_states.core.update_worker import Update, UpdateWorker
 
 MICRO_STEPS = 2
 
@@ -35,9 +35,9 @@ class Flusher(GradientFlush):
         numels = [home.numel() for home in homes]
         slices = {number: Tile(number, 0, numel) for number, numel in enumerate(numels)}
         layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [])
-        self.gate = SimpleNamespace(wait_for=lambda number, why: None)
+        self.barrier = SimpleNamespace(wait_for=lambda number, why: None)
         schedule = Schedule.make(numels, "all-host", 1, 1.0, 4096)
-        super().__init__(self.stock, layout, schedule, device, self.gate, is_managed=False)
+        super().__init__(self.stock, layout, schedule, device, self.barrier, is_managed=False)
         self._on_device = dict(enumerate(homes))
 
 
@@ -64,7 +64,7 @@ def run_iterations(device, schedule, steps=2, keeps_grads=False, ahead=0):
     ``keeps_grads`` gradients of a fixed policy's device share are flushed to the device. State of
     the first ``ahead`` tiles is sent there while the last micro-step runs.
     """
-    placed, background = place(device, schedule, make_subgroups()), Background(device)
+    placed, background = place(device, schedule, make_subgroups()), UpdateWorker(device)
     executor = make_executor(schedule, device)
     powers, generator = BetaPowers(GROUP["betas"]), torch.Generator().manual_seed(9)
     noise = [torch.randn(tensors.numel, generator=generator) for tensors in placed]
@@ -86,7 +86,7 @@ def run_iterations(device, schedule, steps=2, keeps_grads=False, ahead=0):
 
     for step in range(1, steps + 1):
         for number, tensors in enumerate(placed):
-            flusher.gate.wait_for(number, Wait.WEIGHTS_READY)
+            flusher.barrier.wait_for(number, Wait.WEIGHTS_READY)
             read.append(gather(tensors.weights))
         for micro_step in range(MICRO_STEPS):
             flusher.stock.micro_step_id = micro_step
@@ -122,7 +122,7 @@ def _launch(background, flusher, run):
     update, after = Update(len(work)), executor.caller_events()
     executor.claim(range(len(work)))
     arrivals = AllAtOnce(range(len(work)), ahead=executor.claimed)
-    actions = schedule.actions(arrivals, executor.share, executor.has_room)
+    actions = schedule.actions(arrivals, executor.start_split, executor.has_room)
 
     def run():
         executor.follow(after)
@@ -134,4 +134,4 @@ def _launch(background, flusher, run):
         tiles = [idx for idx, tile in enumerate(schedule.tiles) if tile.subgroup == number]
         update.wait(tiles, device, why)
 
-    flusher.gate.wait_for = wait_for
+    flusher.barrier.wait_for = wait_for

@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.executor import Executor, Types, Work
+from deep_optimizer_states.core.executor import Executor, TileArgs, Types
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
-from deep_optimizer_states.core.update import Handover
+from deep_optimizer_states.core.update_worker import TileQueue
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -51,7 +51,7 @@ def make_work(schedule, subgroups, scalars, device_grads=None):
         tensors = subgroups[tile.subgroup]
         tail_start = TAIL.start(tensors.numel) - tile.start
         work.append(
-            Work(
+            TileArgs(
                 f"tile {number}",
                 tensors.narrow(tile.start, tile.numel),
                 scalars,
@@ -76,7 +76,9 @@ def first_scalars():
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
     executor.follow(executor.caller_events())
     arrivals = AllAtOnce(range(len(schedule.tiles)))
-    executor.run(work, schedule.actions(arrivals, executor.share, executor.has_room), on_issued)
+    executor.run(
+        work, schedule.actions(arrivals, executor.start_split, executor.has_room), on_issued
+    )
 
 
 class Setup:
@@ -93,15 +95,15 @@ class Setup:
         run_once(self.executor, self.schedule, self.work, *on_issued)
         return self.executor.last_plan
 
-    def hand_over(self, handover, *on_issued):
+    def hand_over(self, tile_queue, *on_issued):
         """Run it with tiles that come one by one."""
-        run_handover(self.executor, self.schedule, handover, self.work, *on_issued)
+        run_handover(self.executor, self.schedule, tile_queue, self.work, *on_issued)
 
 
-def run_handover(executor, schedule, handover, work, on_issued=lambda tile, event: None):
+def run_handover(executor, schedule, tile_queue, work, on_issued=lambda tile, event: None):
     """Run an update whose tiles come one by one."""
-    actions = schedule.actions(handover, executor.share, executor.has_room)
-    executor.run(work, actions, on_issued, lambda: not handover.is_open)
+    actions = schedule.actions(tile_queue, executor.start_split, executor.has_room)
+    executor.run(work, actions, on_issued, lambda: not tile_queue.is_open)
 
 
 def start_thread(work):
@@ -156,8 +158,8 @@ def train(schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread):
 
 def _hand_over(executor, schedule, work, flush, parts, start):
     known, count = {}, len(work)
-    handover = Handover(range(count), executor.claimed, executor.follow)
-    join = start(functools.partial(run_handover, executor, schedule, handover, known))
+    tile_queue = TileQueue(range(count), executor.claimed, executor.follow)
+    join = start(functools.partial(run_handover, executor, schedule, tile_queue, known))
     order = [n for part in range(parts) for n in range(count)[::-1][part::parts]]
     for part in range(parts):
         mine = order[part * count // parts : (part + 1) * count // parts]
@@ -166,8 +168,8 @@ def _hand_over(executor, schedule, work, flush, parts, start):
         executor.claim(mine)
         known.update({number: work[number] for number in mine})
         if part + 1 < parts:
-            handover.give(mine, executor.caller_events())
-    handover.give_rest(executor.caller_events())
+            tile_queue.give(mine, executor.caller_events())
+    tile_queue.give_rest(executor.caller_events())
     join()
 
 

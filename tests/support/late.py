@@ -14,7 +14,7 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from deep_optimizer_states.core import update as gate
+from deep_optimizer_states.core import update_worker as core_update
 from deep_optimizer_states.core.device import cuda, emulated
 from deep_optimizer_states.core.device.emulated import WAIT
 from deep_optimizer_states.core.threads import Latch
@@ -152,7 +152,7 @@ def late(*names):
     clock.perf_counter = cuda.time.perf_counter
     with (
         mock.patch.object(emulated, "_ThreadLane", _lane_of(world)),
-        mock.patch.object(gate, "ThreadPoolExecutor", _pool_of(world)),
+        mock.patch.object(core_update, "ThreadPoolExecutor", _pool_of(world)),
         mock.patch.object(Latch, "wait", wait),
         mock.patch.object(cuda, "time", clock),  # whoever waits for an event of CUDA's sleeps
     ):

@@ -30,7 +30,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Run:
+class SubgroupSlice:
     """A subgroup: elements ``start`` to ``start + numel`` of the master weight of that number."""
 
     master: int
@@ -51,10 +51,10 @@ class StateHomes(abc.ABC):
     """
 
     def __init__(
-        self, stock: AnyStock, runs: Sequence[Run], schedule: Schedule, lanes: Device
+        self, stock: AnyStock, slices: Sequence[SubgroupSlice], schedule: Schedule, lanes: Device
     ) -> None:
         self._stock = stock
-        self._runs = runs
+        self._slices = slices
         self._schedule = schedule
         self._lanes = lanes
         self._masters: list[Tensor] = []
@@ -69,7 +69,7 @@ class StateHomes(abc.ABC):
     @property
     def num_subgroups(self) -> int:
         """Subgroups of this rank, empty ones too."""
-        return len(self._runs)
+        return len(self._slices)
 
     @abc.abstractmethod
     def weights_of(self, number: int) -> Tensor:
@@ -81,11 +81,11 @@ class StateHomes(abc.ABC):
 
     def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
         """Return a subgroup's state and 16-bit weights where they live, beside its gradient."""
-        run = self._runs[subgroup]
-        state = self._state_of(run.master)
-        whole = (self._masters[run.master], state["exp_avg"], state["exp_avg_sq"])
-        master, exp_avg, exp_avg_sq = [run.of(tensor.data) for tensor in whole]
-        weights = run.of(self.weights_of(run.master).data)
+        part = self._slices[subgroup]
+        state = self._state_of(part.master)
+        whole = (self._masters[part.master], state["exp_avg"], state["exp_avg_sq"])
+        master, exp_avg, exp_avg_sq = [part.of(tensor.data) for tensor in whole]
+        weights = part.of(self.weights_of(part.master).data)
         return AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
 
     def state_on_host(self) -> list[list[Tensor]]:
@@ -95,17 +95,17 @@ class StateHomes(abc.ABC):
         """
         found: list[list[Tensor]] = []
         for tile in self._schedule.tiles:
-            run, whole = self._runs[tile.subgroup], list[Tensor]()
+            part, whole = self._slices[tile.subgroup], list[Tensor]()
             if tile.subgroup not in self._schedule.resident_subgroups:
-                whole = [self._masters[run.master], *self._moments[run.master].values()]
-            found.append([run.of(one.data).narrow(0, tile.start, tile.numel) for one in whole])
+                whole = [self._masters[part.master], *self._moments[part.master].values()]
+            found.append([part.of(one.data).narrow(0, tile.start, tile.numel) for one in whole])
         return found
 
     def count_step(self, subgroup: int) -> int:
         """Step stock's counter of the master weight, once for all of its subgroups; return it."""
-        run = self._runs[subgroup]
-        state = self._state_of(run.master)
-        if run.start == 0:
+        part = self._slices[subgroup]
+        state = self._state_of(part.master)
+        if part.start == 0:
             state["step"] += 1
         return int(state["step"])
 
@@ -114,8 +114,8 @@ class StateHomes(abc.ABC):
 
         Stock steps the whole master weight at once.
         """
-        run = self._runs[subgroup]
-        return tail.start(self._masters[run.master].numel()) - run.start
+        part = self._slices[subgroup]
+        return tail.start(self._masters[part.master].numel()) - part.start
 
     def _state_of(self, number: int) -> dict[str, Any]:
         state: dict[str, Any] = self._stock.optimizer.state[self._masters[number]]
@@ -135,7 +135,7 @@ class StateHomes(abc.ABC):
             HostMemoryError: There is not enough.
         """
         resident = self._schedule.resident_subgroups
-        host_numel = sum(run.numel for idx, run in enumerate(self._runs) if idx not in resident)
+        host_numel = sum(part.numel for idx, part in enumerate(self._slices) if idx not in resident)
         staging_bytes = self._schedule.staged_numel * self._stock.dtype.itemsize
         num_ranks = local_ranks()
         # What ranks have taken is theirs. None takes more before all have looked: the barrier.
@@ -145,7 +145,7 @@ class StateHomes(abc.ABC):
         state_bytes = bytes_of_state(masters.itemsize, self._moments_dtype.itemsize)
         buffer_bytes = staging_bytes + grad_bytes
         check_host_memory(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes)
-        self._lanes.near = self._choose_cores()
+        self._lanes.cpu_affinity = self._choose_cores()
 
     def _choose_cores(self) -> LaneCores:
         mine = find_place(dist.get_rank(), self._lanes.pci_address)

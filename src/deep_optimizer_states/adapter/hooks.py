@@ -26,12 +26,12 @@ from deep_optimizer_states.adapter.guard import (
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
 if TYPE_CHECKING:  # they need pydantic or DeepSpeed; commands still say what is missing
-    from deep_optimizer_states.adapter.zero3.gathers import Gate
+    from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
     from deep_optimizer_states.config import Settings
 
 originals: dict[tuple[Any, str], Any] = {}
 """DeepSpeed's own methods, by class and name: all in whose place ours are."""
-standing_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+standing_barriers: weakref.WeakSet[GatherBarrier] = weakref.WeakSet()
 """What gathers of weights come past, one for each engine of stage 3."""
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -89,8 +89,8 @@ def uninstall() -> None:
     try:
         if originals:
             _wait_for_saves()
-        for gate in list(standing_gates):
-            gate.retire()
+        for barrier in list(standing_barriers):
+            barrier.retire()
     finally:
         for (owner, name), original in originals.items():
             setattr(owner, name, original)
@@ -110,14 +110,14 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 def _find_partitions(original: Any, init: Any, params: list[Any]) -> Any:
     """Gather parameters as DeepSpeed does, once the updates in flight are done with them."""
-    for gate in list(standing_gates):
-        gate.before_gather(params)
+    for barrier in list(standing_barriers):
+        barrier.before_gather(params)
     return original(init, params)
 
 
 def _all_gather(original: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
     """Gather as DeepSpeed does, which synchronises after it: not with an update in flight."""
-    if all(gate.background.update is None for gate in standing_gates):
+    if all(barrier.background.update is None for barrier in standing_barriers):
         return original(init, *args, **kwargs)
     from deep_optimizer_states.adapter.own_stream import own_stream_alone
 

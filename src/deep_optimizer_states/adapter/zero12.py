@@ -2,7 +2,7 @@
 
 What is not overridden (partitioning, the whole way of a gradient, norms, overflow, loss scale, the
 gather of new weights, checkpoints) is stock code. Stock has one flat master weight a parameter
-group, of which every rank has an equal part. That is cut into runs of elements here, which are the
+group, of which every rank has an equal part. That is cut into slices here, which are the
 subgroups of the plan: the knobs of a policy mean what they mean at stage 3. Neither storage nor
 checkpoints know of them.
 
@@ -31,8 +31,8 @@ from deepspeed.runtime.zero.stage_1_and_2 import (
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
-from deep_optimizer_states.adapter.update import (
+from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice
+from deep_optimizer_states.adapter.update_phase import (
     Gradients,
     InterleavedOptimizer,
     refuse_autocast,
@@ -104,15 +104,15 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self._refuse_other_types()
         # Releases up to 0.19.6 have the quotient of two whole numbers, a float.
         self.partition_size = [int(numel) for numel in self.partition_size]
-        runs = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
-        numels = [run.numel for run in runs]
+        slices = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
+        numels = [part.numel for part in slices]
         schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
-        self._homes = FlatHomes(self, runs, schedule, self._lanes)
-        self._gradients = LateScaled(self, runs)
+        self._homes = FlatHomes(self, slices, schedule, self._lanes)
+        self._gradients = LateScaled(self, slices)
         self._take_memory()
         self._update = self._make_update(schedule, self._homes, self._gradients)
         self._is_made = True
-        self.background.prepare(self._lanes.near.bind_this_thread)
+        self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
         self._update.announce(2 if self.partition_gradients else 1, why_policy)
 
     def _refuse_other_types(self) -> None:
@@ -332,10 +332,10 @@ class Stock(AnyStock, Protocol):
     """Ranks that share a parameter group."""
 
 
-def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
+def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[SubgroupSlice]:
     """Cut every group into subgroups, in order."""
     return [
-        Run(group, start, length)
+        SubgroupSlice(group, start, length)
         for group, numel in enumerate(group_numels)
         for start, length in cut_flat_state(numel, subgroup_numel)
     ]
@@ -352,9 +352,9 @@ class LateScaled(Gradients):
 
     dtype = torch.float32
 
-    def __init__(self, stock: Stock, runs: Sequence[Run]) -> None:
+    def __init__(self, stock: Stock, slices: Sequence[SubgroupSlice]) -> None:
         self._stock = stock
-        self._runs = runs
+        self._slices = slices
         self._grads: list[Tensor] = []
         self._owed: dict[int, float] = {}
         self.is_writing = False
@@ -394,8 +394,8 @@ class LateScaled(Gradients):
 
     @override
     def beside_state(self, subgroup: int) -> Tensor:
-        run = self._runs[subgroup]
-        return run.of(self._grads[run.master])
+        part = self._slices[subgroup]
+        return part.of(self._grads[part.master])
 
 
 class SettledFragments(list[Tensor]):
@@ -414,12 +414,12 @@ class SettledFragments(list[Tensor]):
 
 
 class FlatHomes(StateHomes):
-    """Homes of parameter groups, in host memory; a subgroup is a run of elements of one."""
+    """Homes of parameter groups, in host memory; a subgroup is a slice of one."""
 
     def __init__(
-        self, stock: Stock, runs: Sequence[Run], schedule: Schedule, lanes: Device
+        self, stock: Stock, slices: Sequence[SubgroupSlice], schedule: Schedule, lanes: Device
     ) -> None:
-        super().__init__(stock, runs, schedule, lanes)
+        super().__init__(stock, slices, schedule, lanes)
         self._flat = stock
 
     @override
@@ -429,4 +429,4 @@ class FlatHomes(StateHomes):
 
     @override
     def group_of(self, subgroup: int) -> int:
-        return self._runs[subgroup].master
+        return self._slices[subgroup].master

@@ -41,7 +41,7 @@ from deep_optimizer_states.core.device.base import Device, Event, Reached, Stamp
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
-from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.policies import Flight, HostStep, PlaceTile, RunTimeSplit
 from deep_optimizer_states.core.schedule import (
     NUM_AHEAD,
     NUM_OUTBOXES,
@@ -53,7 +53,7 @@ from deep_optimizer_states.errors import UpdateError
 
 
 @dataclass(frozen=True)
-class Work:
+class TileArgs:
     """All that the step of one tile needs.
 
     Attributes:
@@ -167,13 +167,13 @@ class Executor:
         self._unflushed: dict[int, Event | None] = {}
         self._split = RunTimeSplit()
         self._is_sharing = False
-        self._landing: deque[tuple[Event, int]] = deque()
+        self._in_flight: deque[tuple[Event, int]] = deque()
         self._flights: list[tuple[int, Stamp, Stamp]] = []
         self._host_steps: list[HostStep] = []
         self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
         self.before_overwrite: Callable[[int], None] = lambda tile: None
-        self._issue: dict[Kind, Callable[[int, Work], None]] = {
+        self._issue: dict[Kind, Callable[[int, TileArgs], None]] = {
             Kind.PREFETCH: self._prefetch,
             Kind.DEVICE_STEP: self._device_step,
             Kind.STATE_FLUSH: self._state_flush,
@@ -231,16 +231,16 @@ class Executor:
         """Give memory of state sent ahead back, but for what an update has claimed."""
         self.ahead.clear()
 
-    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
+    def start_split(self, tiles: Sequence[int], numels: Sequence[int]) -> PlaceTile:
         """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
         self._is_sharing = True
-        return self._split.share(tiles, numels, self._in_flight)
+        return self._split.start_split(tiles, numels, self._in_flight_numel)
 
-    def _in_flight(self) -> int:
+    def _in_flight_numel(self) -> int:
         """Return the elements given to the device whose state is not back yet."""
-        while self._landing and self._landing[0][0].reached():
-            self._landing.popleft()
-        return sum(numel for _, numel in self._landing)
+        while self._in_flight and self._in_flight[0][0].reached():
+            self._in_flight.popleft()
+        return sum(numel for _, numel in self._in_flight)
 
     def has_room(self, wait: bool) -> bool:
         """Return whether the device may be given one more tile, see ``schedule.NUM_AHEAD``.
@@ -248,13 +248,13 @@ class Executor:
         Args:
             wait: Block until it may.
         """
-        while len(self._landing) >= NUM_AHEAD:
-            landed, _ = self._landing[0]
+        while len(self._in_flight) >= NUM_AHEAD:
+            landed, _ = self._in_flight[0]
             if not landed.reached():
                 if not wait:
                     return False
                 landed.synchronize()
-            self._landing.popleft()
+            self._in_flight.popleft()
         return True
 
     def reset(self) -> None:
@@ -289,7 +289,7 @@ class Executor:
 
     def run(
         self,
-        work: Sequence[Work] | Mapping[int, Work],
+        work: Sequence[TileArgs] | Mapping[int, TileArgs],
         actions: Iterable[Action],
         on_issued: Callable[[int, Event], None],
         is_norm_known: Callable[[], bool] = lambda: True,
@@ -311,7 +311,7 @@ class Executor:
         begin = time.perf_counter()
         self._on_issued = on_issued
         self._is_sharing = False
-        self._landing.clear()
+        self._in_flight.clear()
         self._flights.clear()
         self._host_steps.clear()
         done, before_norm = [], 0
@@ -343,7 +343,7 @@ class Executor:
         ]
         self._split.learn(self._host_steps, flights, seconds)
 
-    def _prefetch(self, tile: int, work: Work) -> None:
+    def _prefetch(self, tile: int, work: TileArgs) -> None:
         own, lane = self.claimed.pop(tile, None), self._device.h2d
         if self._weights_sent is not None:  # see [Note: staging]
             lane.wait(self._weights_sent, Wait.WEIGHTS_FIRST)
@@ -370,7 +370,7 @@ class Executor:
         lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
         slot.filled = lane.record()
 
-    def _device_step(self, tile: int, work: Work) -> None:
+    def _device_step(self, tile: int, work: TileArgs) -> None:
         slot, lane = self._held.get(tile), self._device.compute
         tensors = work.tensors
         if slot is not None:
@@ -396,7 +396,7 @@ class Executor:
         if not self._weights_on_host:
             self._on_issued(tile, stepped)
 
-    def _state_flush(self, tile: int, work: Work) -> None:
+    def _state_flush(self, tile: int, work: TileArgs) -> None:
         slot, lane = self._held.pop(tile), self._device.d2h
         assert slot.stepped is not None, tile
         lane.wait(slot.stepped, Wait.STEPPED)
@@ -421,9 +421,9 @@ class Executor:
         if not slot.is_kept:
             self._unflushed[tile] = slot.free
         elif not is_outbox:
-            self._landing.append((slot.free, work.tensors.numel))
+            self._in_flight.append((slot.free, work.tensors.numel))
 
-    def _host_step(self, tile: int, work: Work) -> None:
+    def _host_step(self, tile: int, work: TileArgs) -> None:
         self.before_overwrite(tile)
         wait, tensors = time.perf_counter(), work.tensors
         if not self._weights_on_host:
@@ -445,7 +445,7 @@ class Executor:
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
         return AdamTensors(*tensors.state, tensors.grad, *staging.views(tensors.numel))
 
-    def _send_weights(self, tile: int, work: Work) -> None:
+    def _send_weights(self, tile: int, work: TileArgs) -> None:
         staging, lane = self._held.pop(tile), self._device.weights
         staged, target = staging.views(work.tensors.numel), (work.tensors.weights,)
         lane.submit(f"weights of {work.name}", lambda: copy_all(target, staged))

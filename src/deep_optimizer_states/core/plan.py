@@ -159,14 +159,14 @@ class Plan:
 
 
 def cut_into_tiles(
-    numels: Sequence[int], tile_numel: int, apart: Iterable[Tile] = ()
+    numels: Sequence[int], tile_numel: int, separate: Iterable[Tile] = ()
 ) -> tuple[Tile, ...]:
     """Cut every subgroup into tiles of at most ``tile_numel`` elements, in order.
 
     Args:
         numels: Elements of each subgroup; an empty one gets no tile.
         tile_numel: Largest tile, a positive multiple of ``TILE_ALIGNMENT``.
-        apart: Runs of elements that are needed at another time than their neighbours: they get
+        separate: Ranges of elements that are needed at another time than their neighbours: they get
             tiles of their own, widened to the alignment.
 
     Raises:
@@ -175,7 +175,7 @@ def cut_into_tiles(
     if tile_numel < TILE_ALIGNMENT or tile_numel % TILE_ALIGNMENT:
         raise PlanError(f"tile_numel {tile_numel} must be a positive multiple of {TILE_ALIGNMENT}")
     borders = [{0, numel} for numel in numels]
-    for run in apart:
+    for run in separate:
         end = -(-(run.start + run.numel) // TILE_ALIGNMENT) * TILE_ALIGNMENT
         start = run.start - run.start % TILE_ALIGNMENT
         borders[run.subgroup] |= {start, min(end, numels[run.subgroup])}

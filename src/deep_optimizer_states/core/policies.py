@@ -30,13 +30,13 @@ from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
 from deep_optimizer_states.errors import PlanError
 
 DYNAMIC = "dynamic"
-PIPELINE = 2
+PIPELINE_DEPTH = 2
 """A tile's time on an idle device, in tiles: its way there and its way back."""
-TINY = 2**-10
+MIN_TILE_FRACTION = 2**-10
 """Tiles below this share of the largest are the CPU's: they cost the device a launch each."""
 FIRST_STEPS = 3
 """Steps of the CPU during which its weights may wait for the backward's last kernels instead."""
-HELD_UP = 0.1
+STALL_FRACTION = 0.1
 """Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
 WORTH_A_TRY = 0.5
 """A way that was slower than this share of the other is not tried again."""
@@ -69,9 +69,9 @@ def takes(policy: str, stride: int) -> Callable[[int], bool]:
     return lambda subgroup: POLICIES[policy](subgroup, stride)
 
 
-Choose = Callable[[int], tuple[Kind, ...]]
+PlaceTile = Callable[[int], tuple[Kind, ...]]
 """The chain of actions of a tile, chosen when it is to be issued."""
-Share = Callable[[Sequence[int], Sequence[int]], Choose]
+SplitFn = Callable[[Sequence[int], Sequence[int]], PlaceTile]
 """Begins to share tiles (first argument; the second has the elements of every tile, by number)."""
 
 
@@ -105,7 +105,7 @@ class Flight:
     end_s: float
 
 
-class FasterOfTwo:
+class ABSelector:
     """Two ways to do the same again and again: the faster one is kept, the other tried at times."""
 
     def __init__(self) -> None:
@@ -144,22 +144,22 @@ class RunTimeSplit:
 
     Attributes:
         pace: Elements that the device ends while the CPU steps one.
-        is_alone: Whether the CPU gets all tiles of the next update.
+        cpu_only: Whether the CPU gets all tiles of the next update.
     """
 
     def __init__(self) -> None:
         self.pace = 1.0
-        self.is_alone = False
+        self.cpu_only = False
         self._is_measured = False
-        self._ways = FasterOfTwo()
+        self._ways = ABSelector()
         self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
 
-    def share(
+    def start_split(
         self,
         tiles: Sequence[int],
         numels: Sequence[int] | Mapping[int, int],
         in_flight: Callable[[], int],
-    ) -> Choose:
+    ) -> PlaceTile:
         """Begin to share out the tiles of one update.
 
         Args:
@@ -172,7 +172,7 @@ class RunTimeSplit:
             of ``tiles`` the answer has no meaning.
         """
         largest = max((numels[tile] for tile in tiles), default=0)
-        worth = [tile for tile in tiles if numels[tile] >= TINY * largest]
+        worth = [tile for tile in tiles if numels[tile] >= MIN_TILE_FRACTION * largest]
         left = sum(numels[tile] for tile in worth)
         # A lane that got nothing for long may be another by now.
         forced: dict[int, tuple[Kind, ...]] = {}
@@ -185,9 +185,9 @@ class RunTimeSplit:
         def choose(tile: int) -> tuple[Kind, ...]:
             nonlocal left
             numel = numels[tile]
-            if tile not in shared or numel < TINY * largest:
+            if tile not in shared or numel < MIN_TILE_FRACTION * largest:
                 return HOST_CHAIN
-            chain = HOST_CHAIN if self.is_alone else self._choose(numel, in_flight(), left)
+            chain = HOST_CHAIN if self.cpu_only else self._choose(numel, in_flight(), left)
             left -= numel
             return forced.get(tile, chain)
 
@@ -196,9 +196,9 @@ class RunTimeSplit:
     def _choose(self, numel: int, in_flight: int, left: int) -> tuple[Kind, ...]:
         if in_flight + left <= self.pace * numel:
             return DEVICE_CHAIN  # it ends all that is left before the CPU would end this tile
-        is_busy = in_flight >= self.pace * numel + PIPELINE * numel
+        is_busy = in_flight >= self.pace * numel + PIPELINE_DEPTH * numel
         # The CPU would be through with all that is left before the device with one tile more.
-        is_late = left * self.pace < in_flight + PIPELINE * numel
+        is_late = left * self.pace < in_flight + PIPELINE_DEPTH * numel
         return HOST_CHAIN if is_busy or is_late else DEVICE_CHAIN
 
     def learn(self, steps: Sequence[HostStep], flights: Sequence[Flight], seconds: float) -> None:
@@ -206,7 +206,7 @@ class RunTimeSplit:
         numel = sum(step.numel for step in steps) + sum(flight.numel for flight in flights)
         if not numel or seconds <= 0:
             return
-        was_alone = self.is_alone
+        was_alone = self.cpu_only
         self._unused[HOST_CHAIN] = 0 if steps else self._unused[HOST_CHAIN] + 1
         if not was_alone:
             self._unused[DEVICE_CHAIN] = 0 if flights else self._unused[DEVICE_CHAIN] + 1
@@ -214,8 +214,8 @@ class RunTimeSplit:
             pace = _device_rate(flights) / _host_rate(steps)
             self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
             self._is_measured = True
-        is_held_up = bool(flights) and _is_held_up(steps)
-        self.is_alone = self._ways.next(was_alone, numel / seconds, is_held_up)
+        is_held_up = bool(flights) and _is_stalled(steps)
+        self.cpu_only = self._ways.next(was_alone, numel / seconds, is_held_up)
 
 
 def _device_rate(flights: Sequence[Flight]) -> float:
@@ -223,7 +223,7 @@ def _device_rate(flights: Sequence[Flight]) -> float:
     numel, busy_s, end_s = 0, 0.0, -math.inf
     for flight in flights:
         was_idle = flight.begin_s >= end_s
-        numel += (PIPELINE if was_idle else 1) * flight.numel
+        numel += (PIPELINE_DEPTH if was_idle else 1) * flight.numel
         busy_s += flight.end_s - (flight.begin_s if was_idle else end_s)
         end_s = flight.end_s
     return numel / max(busy_s, 1e-9)
@@ -236,7 +236,7 @@ def _host_rate(steps: Sequence[HostStep]) -> float:
     return sum(step.numel for step in steps) / max(seconds, 1e-9)
 
 
-def _is_held_up(steps: Sequence[HostStep]) -> bool:
+def _is_stalled(steps: Sequence[HostStep]) -> bool:
     counted = steps[FIRST_STEPS:]
     stalled_s = sum(step.stalled_s for step in counted)
-    return stalled_s > HELD_UP * (stalled_s + sum(step.seconds for step in counted))
+    return stalled_s > STALL_FRACTION * (stalled_s + sum(step.seconds for step in counted))

@@ -26,7 +26,7 @@ from deep_optimizer_states.core.plan import (
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.core.policies import DYNAMIC, TINY, Share, takes
+from deep_optimizer_states.core.policies import DYNAMIC, MIN_TILE_FRACTION, SplitFn, takes
 
 NUM_SLOTS = 3
 """Tiles that have a place on the device at once, see [Note: slots] in ``executor``."""
@@ -110,7 +110,7 @@ class Schedule:
         stride: int,
         ratio: float,
         tile_numel: int,
-        apart: Iterable[Tile] = (),
+        separate: Iterable[Tile] = (),
     ) -> Schedule:
         """Apply a policy.
 
@@ -120,17 +120,17 @@ class Schedule:
             stride: For ``stride``.
             ratio: Share of the state in host memory, from 0 to 1; the rest is resident.
             tile_numel: Largest tile.
-            apart: Runs of elements that get tiles of their own.
+            separate: Ranges of elements that get tiles of their own.
 
         Raises:
             PlanError: A value is out of range.
         """
-        tiles = cut_into_tiles(numels, tile_numel, apart)
+        tiles = cut_into_tiles(numels, tile_numel, separate)
         resident = choose_resident_subgroups(numels, ratio)
         is_taken = takes(policy, stride)
         movable = [tile.numel for tile in tiles if tile.subgroup not in resident]
         # What lies below costs the device a launch each and the CPU next to nothing.
-        least = TINY * max(movable, default=0)
+        least = MIN_TILE_FRACTION * max(movable, default=0)
         through_slots = {
             idx
             for idx, tile in enumerate(tiles)
@@ -205,7 +205,7 @@ class Schedule:
         return frozenset(number for number, tile in tiles if tile.subgroup in subgroups)
 
     def actions(
-        self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]
+        self, arrivals: Arrivals, share: SplitFn, has_room: Callable[[bool], bool]
     ) -> Iterator[Action]:
         """Yield the actions of one step, in issue order.
 
@@ -232,7 +232,9 @@ class Schedule:
             # What is ahead was sent there before.
             yield from (Action(tile, kind) for kind in kinds if kind is not Kind.AHEAD)
 
-    def _chains(self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]) -> Chains:
+    def _chains(
+        self, arrivals: Arrivals, share: SplitFn, has_room: Callable[[bool], bool]
+    ) -> Chains:
         """Yield tiles in issue order, each with its chain as if weights lived on the device."""
         settled = functools.partial(self._settled, arrivals, self.resident_tiles)
         shared = [tile for tile in arrivals.order if not settled(tile)]

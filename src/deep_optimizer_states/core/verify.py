@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.core.device.base import Device, Wait
-from deep_optimizer_states.core.executor import Work
+from deep_optimizer_states.core.executor import TileArgs
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
     AdamTensors,
@@ -53,7 +53,7 @@ def is_due(update: int, every: int) -> bool:
 class _Part:
     """Some elements of a tile, and their state before the update, on the host."""
 
-    work: Work
+    work: TileArgs
     start: int
     state: tuple[Tensor, Tensor, Tensor]
 
@@ -66,7 +66,7 @@ class Sample:
             an update that does not.
     """
 
-    def __init__(self, work: Sequence[Work]) -> None:
+    def __init__(self, work: Sequence[TileArgs]) -> None:
         self._parts = [
             _Part(tile, start, _state_on_host(tile.tensors.narrow(start, numel)))
             for tile in work

@@ -22,7 +22,7 @@ from typing import Any
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory import Memory, memory_of, shortages
 from deep_optimizer_states.predict.model import FP32_BYTES, Model
-from deep_optimizer_states.predict.update import UpdateRun, rank_of, simulate_update
+from deep_optimizer_states.predict.simulated_update import UpdateRun, rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
 HIDDEN_PASSES = 8
@@ -44,7 +44,7 @@ SUM_PASSES = 3
 the sum is written. Below stage 2 that is every backward of a window but the first."""
 LAYERS_BACK = 2
 """A layer's backward in forwards."""
-WORTH = 0.03
+MIN_GAIN = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 DISK = "no rate of a disk"
 CANDIDATES = (
@@ -117,7 +117,7 @@ class Choice:
     explanation: str = ""  # why it was chosen, in a line for the log
 
     @property
-    def shown_s(self) -> float:
+    def exposed_s(self) -> float:
         """Return what the update and the flush of gradients add to an iteration."""
         return self.seconds - self.hidden_s + self.flush_s
 
@@ -436,19 +436,19 @@ def _choose(workload: Workload, machine: Machine) -> Choice:
     ]
     best = timed[0]
     for item in timed[1:]:
-        if item.shown_s < best.shown_s * (1 - WORTH):
+        if item.exposed_s < best.exposed_s * (1 - MIN_GAIN):
             best = item
-    others = ", ".join(f"{item.label} {item.shown_s:.3f} s" for item in timed if item is not best)
+    others = ", ".join(f"{item.label} {item.exposed_s:.3f} s" for item in timed if item is not best)
     shown, word = "", ""
     if workload.model is not _NO_MODEL:
-        shown = f", of which with the gradients' flush {best.shown_s:.3f} s shows,"
+        shown = f", of which with the gradients' flush {best.exposed_s:.3f} s shows,"
         word = "showing: "
     why = (
         f"policy auto: {best.label}, predicted {best.seconds:.3f} s an update{shown} on "
         f"'{machine.name}', bound by {best.binding} ({word}{others})"
     )
-    if min(item.shown_s for item in timed) < best.shown_s:
-        why += f"; a gain under {100 * WORTH:.0f}% is not taken"
+    if min(item.exposed_s for item in timed) < best.exposed_s:
+        why += f"; a gain under {100 * MIN_GAIN:.0f}% is not taken"
     return dataclasses.replace(best, explanation=why)
 
 

@@ -259,11 +259,11 @@ class Workload:
         """Return the tiles of one rank under this package's policy."""
         return self.schedule_with(())
 
-    def schedule_with(self, apart: Iterable[Tile]) -> Schedule:
+    def schedule_with(self, separate: Iterable[Tile]) -> Schedule:
         """Return the tiles where some runs of elements get tiles of their own."""
         policy = "dynamic" if self.policy == "auto" else self.policy
         schedule = Schedule.make(
-            self.subgroups, policy, self.stride, self.offload_ratio, self.tile_numel, apart
+            self.subgroups, policy, self.stride, self.offload_ratio, self.tile_numel, separate
         )
         return dataclasses.replace(schedule, weights_on_host=self.weights_on_host)
 

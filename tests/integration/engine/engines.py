@@ -276,7 +276,7 @@ class Trial:
             engine, *_ = deepspeed.initialize(model=model, config=ds_config(case, block), **given)
         assert type(engine.optimizer).__name__ == OPTIMIZERS[case.stage][bool(block)]
         if block and block.get("enabled"):  # or page-locked memory lies anywhere
-            assert seams.inside(engine, "lanes").near is not seams.ANYWHERE
+            assert seams.inside(engine, "lanes").cpu_affinity is not seams.ANYWHERE
             assert seams.inside(engine, "homes").num_subgroups >= 3 or not case.is_cut
         self._engines[engine], steps.engine = (case, steps), engine
         return engine

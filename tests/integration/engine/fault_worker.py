@@ -29,7 +29,7 @@ import deep_optimizer_states
 from deep_optimizer_states.core.commit import recover
 from deep_optimizer_states.core.device import emulated
 from deep_optimizer_states.core.threads import Latch
-from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.core.update_worker import UpdateWorker
 
 ROOT = Path(deep_optimizer_states.__file__).parent
 DEADLINE_S = float(os.environ.get("FAULTS_DEADLINE_S", "120"))
@@ -197,7 +197,7 @@ def _take_the_boundary_away():
 
 
 def _go_on_from_anything():
-    Background.changing = lambda *_: contextlib.nullcontext()
+    UpdateWorker.changing = lambda *_: contextlib.nullcontext()
 
 
 CONTROLS = {

@@ -34,7 +34,7 @@ def run(report, extent, folder):
     launch = UpdatePhase.launch
 
     def counted_launch(update, *args):
-        given.append(len(update._begun.handover.given) if update.is_begun else 0)
+        given.append(len(update._begun.tile_queue.handed_over) if update.is_begun else 0)
         sent.append(len(update.executor.away))
         launch(update, *args)
 

@@ -19,9 +19,9 @@ from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
 from seams import (
-    Background,
     EmulatedDevice,
     StateHomes,
+    UpdateWorker,
     hooks,
     inside,
     install,
@@ -443,7 +443,7 @@ class Asynchronous:
 @contextlib.contextmanager
 def updates_end_when_waited_for():
     """All tiles of an update are stepped at once, but it is in flight until it is waited for."""
-    launch, wait_for_end = Background.launch, Background.wait_for_end
+    launch, wait_for_end = UpdateWorker.launch, UpdateWorker.wait_for_end
 
     def launch_and_last(self, update, run):
         self.is_asked_for = threading.Event()
@@ -455,8 +455,8 @@ def updates_end_when_waited_for():
         wait_for_end(self)
 
     with (
-        mock.patch.object(Background, "launch", launch_and_last),
-        mock.patch.object(Background, "wait_for_end", ask),
+        mock.patch.object(UpdateWorker, "launch", launch_and_last),
+        mock.patch.object(UpdateWorker, "wait_for_end", ask),
     ):
         yield
 

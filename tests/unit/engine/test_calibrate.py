@@ -129,7 +129,9 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
     rates.measure_cuda(found)
     assert set(found.notes) == {*rates.GPU_RATES, *rates.COMPUTE_RATES}
     place = find_place(0, None)
-    assert made[0].near == choose_cores(place, [place]), "memory is taken as the engine takes it"
+    assert made[0].cpu_affinity == choose_cores(place, [place]), (
+        "memory is taken as the engine takes it"
+    )
 
 
 def test_every_openmp_runtime_of_the_process_is_found():

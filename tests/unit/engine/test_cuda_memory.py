@@ -149,7 +149,7 @@ def test_pages_are_in_place_before_they_are_locked(runtime, device, monkeypatch)
         return register(address, size, flags)
 
     monkeypatch.setattr(runtime.page_locks, "cudaHostRegister", watch)
-    device.near = Near(2, ())
+    device.cpu_affinity = Near(2, ())
     device.empty_host(3 * PAGE // 4 + 1, torch.float32)
     assert seen == [(bytes([1] * 4), threading.get_ident(), 1)]
 

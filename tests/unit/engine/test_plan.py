@@ -52,9 +52,9 @@ def test_a_config_takes_every_policy_and_auto():
 
 
 def make(  # noqa: PLR0913 - each row gives some of them
-    numels, policy, stride=2, ratio=1.0, tile_numel=16, apart=(), on_host=False
+    numels, policy, stride=2, ratio=1.0, tile_numel=16, separate=(), on_host=False
 ):
-    schedule = Schedule.make(numels, policy, stride, ratio, tile_numel, apart)
+    schedule = Schedule.make(numels, policy, stride, ratio, tile_numel, separate)
     return dataclasses.replace(schedule, weights_on_host=on_host)
 
 
@@ -191,8 +191,8 @@ def test_the_device_is_given_no_more_tiles_than_it_has_room_for(most, text, wait
 
 def test_tiles_that_are_tiny_beside_the_largest_stay_on_the_cpu():
     """Persistent parameters: norms and biases, thousands of launches for nothing."""
-    apart = [Tile(0, 16, 16), Tile(0, 2**16, 16)]
-    schedule = make([2**18], "all-device", tile_numel=2**17, apart=apart)
+    separate = [Tile(0, 16, 16), Tile(0, 2**16, 16)]
+    schedule = make([2**18], "all-device", tile_numel=2**17, separate=separate)
     tiny = [idx for idx, tile in enumerate(schedule.tiles) if tile.numel == 16]
     plan = plan_of(schedule)
     assert plan.host_tiles == tuple(tiny)

@@ -26,7 +26,7 @@ class Lanes:
         self.now_s, self.flights, steps, chains = 0.0, [], [], []
         tiles = list(range(100, 100 + len(numels)))
         sizes = dict(zip(tiles, numels, strict=True))
-        choose = split.share(tiles, sizes, self.in_flight)
+        choose = split.start_split(tiles, sizes, self.in_flight)
         for tile in tiles:
             numel, chain = sizes[tile], choose(tile)
             chains.append((tile - 100, chain))
@@ -109,17 +109,17 @@ def test_the_first_waits_may_be_for_the_backward():
     steps = [HostStep(1, 5.0, 1.0)] * 3 + [HostStep(1, 0.0, 1.0)] * 20
     split = RunTimeSplit()
     split.learn(steps, [Flight(10, 0.0, 20.0)], 40.0)
-    assert not split.is_alone
+    assert not split.cpu_only
     assert split.pace == pytest.approx(1.0), "nor do they make the CPU slow"
     split.learn([*steps, HostStep(1, 5.0, 1.0)], [Flight(10, 0.0, 20.0)], 40.0)
-    assert split.is_alone
+    assert split.cpu_only
 
 
 def test_a_wait_between_large_tiles_is_judged_by_the_time_of_the_whole_update():
     steps = [HostStep(100, 0.0, 10.0)] * 4 + [HostStep(1, 3.0, 0.1)] + [HostStep(100, 0, 10.0)] * 6
     split = RunTimeSplit()
     split.learn(steps, [Flight(10, 0.0, 20.0)], 110.0)
-    assert not split.is_alone
+    assert not split.cpu_only
 
 
 @pytest.mark.parametrize(("pace", "lane"), [(1e-6, 0), (1e6, 1)])

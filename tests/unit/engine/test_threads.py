@@ -9,7 +9,7 @@ from deep_optimizer_states.core.device import emulated
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults, _ThreadEvent
 from deep_optimizer_states.core.threads import Latch, run_guarded
-from deep_optimizer_states.core.update import Background, Update, _Run
+from deep_optimizer_states.core.update_worker import Update, UpdateWorker, _Run
 from deep_optimizer_states.errors import UpdateError
 
 ENDS = [MemoryError("no memory"), SystemExit("the thread ends")]
@@ -124,7 +124,7 @@ def test_a_device_that_cannot_be_made_leaves_no_thread(number):
 @pytest.mark.parametrize("error", ENDS)
 @pytest.mark.parametrize("place", ["_end", "_work_if_wanted"])
 def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
-    background, update = Background(device), Update(1)
+    background, update = UpdateWorker(device), Update(1)
     method, errors = getattr(_Run, place), [error]
 
     def fail_once(*args):
@@ -142,7 +142,7 @@ def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
 
 
 def test_a_failure_is_untold_until_it_is_raised(device):
-    background = Background(device)
+    background = UpdateWorker(device)
     for error in ENDS:
         background.launch(Update(1), mock.Mock(side_effect=error))
         background.wait_for_end()
@@ -156,7 +156,7 @@ def test_a_failure_is_untold_until_it_is_raised(device):
 
 @pytest.mark.parametrize("place", [_Run, "the pool"])
 def test_an_update_that_no_thread_takes_has_ended(device, place):
-    background, update = Background(device), Update(1)
+    background, update = UpdateWorker(device), Update(1)
     where = (_Run, "start") if place is _Run else (background._pool, "submit")
     with (
         mock.patch.object(*where, side_effect=RuntimeError("no thread")),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from engine_updates import ADAM, TAIL, first_scalars
 
-from deep_optimizer_states.core.executor import Work
+from deep_optimizer_states.core.executor import TileArgs
 from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.verify import PART_NUMEL, Sample, check_device_adam, is_due
@@ -21,7 +21,7 @@ def make_work(numel):
     master, exp_avg, exp_avg_sq, grad = (torch.randn(numel, generator=generator) for _ in "1234")
     weights = torch.zeros(numel, dtype=torch.bfloat16)
     tensors = AdamTensors(master, exp_avg, exp_avg_sq.abs(), grad.bfloat16(), weights)
-    return Work(f"tile of {numel}", tensors, SCALARS, numel - numel % 16)
+    return TileArgs(f"tile of {numel}", tensors, SCALARS, numel - numel % 16)
 
 
 def update(work):
@@ -70,7 +70,7 @@ def test_a_gradient_that_came_too_late_is_found(work):
 
 def test_a_tail_within_a_part_is_a_tail_there(work):
     tile = work[-1]
-    early = Work(tile.name, tile.tensors, SCALARS, tile.tensors.numel - PART_NUMEL // 2)
+    early = TileArgs(tile.name, tile.tensors, SCALARS, tile.tensors.numel - PART_NUMEL // 2)
     sample = Sample([early])
     update([early])
     sample.compare(ADAM, 1)

@@ -41,12 +41,12 @@ from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils import z3_leaf_module
 
-from deep_optimizer_states.adapter.update import UpdatePhase, is_in_backward
-from deep_optimizer_states.adapter.zero3.gathers import Gate
+from deep_optimizer_states.adapter.update_phase import UpdatePhase, is_in_backward
+from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.policies import TINY
+from deep_optimizer_states.core.policies import MIN_TILE_FRACTION
 from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
@@ -57,7 +57,7 @@ GROWTH = 0.1
 """Share by which the limit of "auto" grows after a window that was not short of memory."""
 
 
-class Room:
+class MemoryBudget:
     """Device memory for state ahead.
 
     With "auto" it is what is free now, less what backward was seen to take between two looks, and
@@ -182,7 +182,7 @@ class WorkInBackward:
         settings: Settings,
         layout: Layout,
         schedule: Schedule,
-        gate: Gate,
+        barrier: GatherBarrier,
         update: UpdatePhase,
         lanes: Device,
     ) -> None:
@@ -190,17 +190,17 @@ class WorkInBackward:
         self._settings = settings
         self._layout = layout
         self._schedule = schedule
-        self._gate = gate
-        self._background = gate.background
+        self._barrier = barrier
+        self._background = barrier.background
         self._update = update
         self._executor = update.executor
         self._lanes = lanes
         self._sizes = [tile.numel for tile in self._schedule.tiles]
         largest = max(self._sizes, default=0)
-        self._least_numel = TINY * largest
+        self._least_numel = MIN_TILE_FRACTION * largest
         tile_bytes = self._executor.element_bytes * largest
-        self._room = Room(lanes, settings.prefetch_memory_bytes, tile_bytes)
-        self._is_quiet = True
+        self._room = MemoryBudget(lanes, settings.prefetch_memory_bytes, tile_bytes)
+        self._disabled_this_window = True
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
         slices, tiles_of = self._layout.slices, self._schedule.tiles_of
         self._tiles_of = {ds_id: tiles_of(slices[ds_id]) for ds_id in self._layout.owned}
@@ -247,7 +247,7 @@ class WorkInBackward:
         """
         self.forget()
         self._room.next_window()
-        self._is_quiet = (
+        self._disabled_this_window = (
             not may_work
             or not self._knows_order
             or (self._settings.step_before_norm and self._update.is_next_repeated)
@@ -262,11 +262,11 @@ class WorkInBackward:
 
     @property
     def _knows_order(self) -> bool:
-        return not self._settings.just_in_time_forward or self._gate.knows_order
+        return not self._settings.just_in_time_forward or self._barrier.knows_order
 
     def _order(self) -> Sequence[int]:
         if self._settings.just_in_time_forward:
-            return self._gate.next_order()
+            return self._barrier.next_order()
         return range(len(self._schedule.tiles))
 
     def gradient_is_final(self, ds_id: int) -> None:
@@ -278,7 +278,7 @@ class WorkInBackward:
         """Hand over what can be, see [Note: one stream]."""
         if not self._stock.is_gradient_accumulation_boundary():
             return
-        if self._is_quiet:
+        if self._disabled_this_window:
             self._room.look()
             return
         if self._background.is_running and not self._update.is_begun:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from deep_optimizer_states.adapter.hooks import standing_gates
+from deep_optimizer_states.adapter.hooks import standing_barriers
 from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.core.device.base import Device, Wait
 from deep_optimizer_states.core.schedule import Schedule
-from deep_optimizer_states.core.update import Background
+from deep_optimizer_states.core.update_worker import UpdateWorker
 from deep_optimizer_states.errors import UpdateError
 
 _TOO_EARLY = {
@@ -30,7 +30,7 @@ _TOO_EARLY = {
 """Errors in place of waits that an open update would never end."""
 
 
-class Gate:
+class GatherBarrier:
     """Lets a gather of a parameter through once that parameter's own tiles are updated.
 
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
@@ -38,7 +38,7 @@ class Gate:
     """
 
     def __init__(
-        self, background: Background, lanes: Device, layout: Layout, schedule: Schedule
+        self, background: UpdateWorker, lanes: Device, layout: Layout, schedule: Schedule
     ) -> None:
         self.background = background
         self._lanes = lanes
@@ -49,22 +49,22 @@ class Gate:
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
 
-    def tell(self, on_gather: Callable[[], None]) -> None:
+    def set_callback(self, on_gather: Callable[[], None]) -> None:
         """Call ``on_gather`` before each gather of parameters, once it may begin."""
         self._on_gather = on_gather
 
     def put_up(self) -> None:
-        """Let every gather from now on come past this gate."""
-        standing_gates.add(self)
+        """Let every gather from now on wait at this barrier."""
+        standing_barriers.add(self)
 
     def take_down(self) -> None:
         """Let every gather through."""
-        standing_gates.discard(self)
+        standing_barriers.discard(self)
 
     @property
     def is_up(self) -> bool:
-        """Whether gathers come past it; if not, ``step()`` waits for the whole update."""
-        return self in standing_gates
+        """Whether gathers wait at it; if not, ``step()`` waits for the whole update."""
+        return self in standing_barriers
 
     def retire(self) -> None:
         """Let every gather through once the update in flight has ended, however it does.
@@ -95,10 +95,10 @@ class Gate:
         # Looked at once: a signal handler that saves ends the update in the middle of this.
         if update is None or tiles is None:
             return
-        handover = update.handover
-        if handover is None or not handover.is_open:
+        tile_queue = update.tile_queue
+        if tile_queue is None or not tile_queue.is_open:
             update.wait(tiles, self._lanes, why)
-        elif not handover.given.isdisjoint(tiles):
+        elif not tile_queue.handed_over.isdisjoint(tiles):
             self.background.fail(UpdateError(_TOO_EARLY[why]))
 
     @property

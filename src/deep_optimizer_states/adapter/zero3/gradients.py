@@ -29,8 +29,8 @@ from deepspeed.utils import log_dist, logger
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.adapter.update import Gradients
-from deep_optimizer_states.adapter.zero3.gathers import Gate
+from deep_optimizer_states.adapter.update_phase import Gradients
+from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
 from deep_optimizer_states.core.executor import copy_all
@@ -57,14 +57,14 @@ class GradientFlush(Gradients):
         layout: Layout,
         schedule: Schedule,
         lanes: Device,
-        gate: Gate,
+        barrier: GatherBarrier,
         is_managed: bool,
     ) -> None:
         self._stock = stock
         self._layout = layout
         self._schedule = schedule
         self._lanes = lanes
-        self._gate = gate
+        self._barrier = barrier
         self._is_managed = is_managed
         self._on_final: Callable[[int], None] = lambda ds_id: None
         self.dtype = stock.gradient_accumulation_dtype
@@ -81,7 +81,7 @@ class GradientFlush(Gradients):
         # As much in flight as stock allows: about two buckets of gradients, 4 bytes an element.
         self._pending = PendingBytes(2 * stock.reduce_bucket_size * 4)
 
-    def tell(self, on_final: Callable[[int], None]) -> None:
+    def set_callback(self, on_final: Callable[[int], None]) -> None:
         """Call ``on_final`` with each parameter whose final gradient is on its way home."""
         self._on_final = on_final
 
@@ -212,7 +212,7 @@ class GradientFlush(Gradients):
             stock.norm_for_param_grads[ds_id] = stock._constant_buffered_norm2(value)
         if is_final:
             self._partial.discard(ds_id)
-            self._gate.wait_for(ds_id, Wait.GRAD_READ)
+            self._barrier.wait_for(ds_id, Wait.GRAD_READ)
             place = self._layout.slices[ds_id]
             if place.subgroup in self._copies:
                 homes.append(self._copies[place.subgroup].narrow(0, place.start, place.numel))
@@ -321,7 +321,7 @@ class GradientFlush(Gradients):
             )
 
     @override
-    def widened(self) -> dict[int, Tensor]:
+    def stale_grads_upcast(self) -> dict[int, Tensor]:
         inactive = self._layout.owned - self._active
         if inactive:
             self.drain()

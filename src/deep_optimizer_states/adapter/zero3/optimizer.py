@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.adapter.update import (
+from deep_optimizer_states.adapter.update_phase import (
     InterleavedOptimizer,
     refuse_autocast,
     refuse_native_pins,
@@ -21,7 +21,7 @@ from deep_optimizer_states.adapter.update import (
     stand_in_for_step,
 )
 from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
-from deep_optimizer_states.adapter.zero3.gathers import Gate
+from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
 from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
 from deep_optimizer_states.config import Settings
@@ -70,9 +70,9 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             refuse_autocast(self)
             self._update = self._make_update(self._schedule, self._homes, self._gradients)
             self._work_in_backward = self._make_work_in_backward()
-            self.background.prepare(self._lanes.near.bind_this_thread)
+            self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
             self._update.announce(3, self._why_policy)
-            self._gate.put_up()
+            self._barrier.put_up()
         except BaseException:
             self._close_after_failure()
             raise
@@ -85,12 +85,12 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self._settings,
             self._layout,
             self._schedule,
-            self._gate,
+            self._barrier,
             self._update,
             self._lanes,
         )
-        self._gradients.tell(work.gradient_is_final)
-        self._gate.tell(work.on_gather)
+        self._gradients.set_callback(work.gradient_is_final)
+        self._barrier.set_callback(work.on_gather)
         if self._settings.step_before_norm:
             self._tell_of_uses(work.uses.count)
         return work
@@ -114,9 +114,9 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self._settings, layout.numels, layout.separate, layout.weights_on_host
         )
         self._schedule = schedule
-        self._gate = Gate(self.background, self._lanes, layout, schedule)
+        self._barrier = GatherBarrier(self.background, self._lanes, layout, schedule)
         self._gradients = GradientFlush(
-            self, layout, schedule, self._lanes, self._gate, self._is_managed
+            self, layout, schedule, self._lanes, self._barrier, self._is_managed
         )
         self._homes = SubgroupHomes(self, layout, schedule, self._lanes)
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
@@ -328,8 +328,8 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     def _optimizer_step(self, sub_group_id: int) -> None:
         if sub_group_id == 0:
             stand_in_for_step(self.optimizer)
-            is_waited_for_later = self._settings.just_in_time_forward and self._gate.is_up
-            order = self._gate.next_order() if is_waited_for_later else None
+            is_waited_for_later = self._settings.just_in_time_forward and self._barrier.is_up
+            order = self._barrier.next_order() if is_waited_for_later else None
             self._update.launch(order, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
@@ -342,7 +342,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
-        self._gate.take_down()
+        self._barrier.take_down()
         self._gradients.close()
         with self._ending():
             super().destroy()

@@ -18,7 +18,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
+from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
 from deep_optimizer_states.core.schedule import Schedule, separate_ranges
@@ -182,8 +182,8 @@ class SubgroupHomes(StateHomes):
     """
 
     def __init__(self, stock: Stock, layout: Layout, schedule: Schedule, lanes: Device) -> None:
-        runs = [Run(idx, 0, numel) for idx, numel in enumerate(layout.numels)]
-        super().__init__(stock, runs, schedule, lanes)
+        slices = [SubgroupSlice(idx, 0, numel) for idx, numel in enumerate(layout.numels)]
+        super().__init__(stock, slices, schedule, lanes)
         self._zero3 = stock
 
     def make_moments(self) -> None:

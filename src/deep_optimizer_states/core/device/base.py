@@ -140,7 +140,7 @@ class Device(abc.ABC):
     d2h: Lane
     weights: Lane
     grads: Lane
-    near: LaneCores = ANYWHERE
+    cpu_affinity: LaneCores = ANYWHERE
     """Cores next to which a device that touches host memory itself takes it."""
     has_own_pages: bool = False
     """Give state whole pages, so that it can be written past the page cache; page-locked memory has

@@ -134,7 +134,7 @@ class CudaDevice(Device):
             return torch.empty(numel, dtype=dtype, device="cpu")
         # Not pin_memory=True: torch rounds page-locked allocations up to powers of two. Whole pages
         # of our own, because a page cannot be locked twice for two tensors that share it.
-        pages = take_pages(numel * dtype.itemsize, self.near)
+        pages = take_pages(numel * dtype.itemsize, self.cpu_affinity)
         tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
         status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
         if status != 0:
@@ -262,7 +262,7 @@ _taken: weakref.WeakValueDictionary[int, Pages] = weakref.WeakValueDictionary()
 _kept_by_child: list[Pages] = []
 
 
-def take_pages(num_bytes: int, near: LaneCores) -> Pages:
+def take_pages(num_bytes: int, cpu_affinity: LaneCores) -> Pages:
     """Map fresh memory and put every page of it in place, next to the cores of ``near``.
 
     A process that forks (workers of a data loader) keeps the memory to itself: a child may hold
@@ -270,7 +270,8 @@ def take_pages(num_bytes: int, near: LaneCores) -> Pages:
 
     Args:
         num_bytes: At least 1; rounded up to whole pages.
-        near: Whose threads touch the pages: Linux puts a page next to the core that first does.
+        cpu_affinity: Whose threads touch the pages: Linux puts a page next to the core that first
+            touches it.
 
     Returns:
         The pages, zeroed. They are unmapped when nothing refers to them any more.
@@ -285,12 +286,12 @@ def take_pages(num_bytes: int, near: LaneCores) -> Pages:
     # An array around the mapping: a mapping is gone before its own weak references are called, and
     # its pages must be unlocked while they are there.
     pages = (ctypes.c_char * size).from_buffer(mapping)
-    _touch(pages, near)
+    _touch(pages, cpu_affinity)
     _taken[ctypes.addressof(pages)] = pages
     return pages
 
 
-def _touch(pages: Pages, near: LaneCores) -> None:
+def _touch(pages: Pages, cpu_affinity: LaneCores) -> None:
     """Write to one byte of each page; threads end afterwards, so they can be bound to cores."""
     view = np.frombuffer(memoryview(pages), dtype=np.uint8)
 
@@ -298,8 +299,8 @@ def _touch(pages: Pages, near: LaneCores) -> None:
         view[first : first + PIECE_BYTES : mmap.PAGESIZE] = 0
 
     starts = range(0, len(pages), PIECE_BYTES)
-    num_threads = min(near.num_threads, len(starts))
-    with ThreadPoolExecutor(num_threads, initializer=near.bind_this_thread) as pool:
+    num_threads = min(cpu_affinity.num_threads, len(starts))
+    with ThreadPoolExecutor(num_threads, initializer=cpu_affinity.bind_this_thread) as pool:
         list(pool.map(touch, starts))  # the list raises what a thread raised
 
 

@@ -16,7 +16,7 @@ from deep_optimizer_states.core.plan import (
     Kind,
     Plan,
 )
-from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.policies import Flight, HostStep, PlaceTile, RunTimeSplit
 from deep_optimizer_states.core.schedule import (
     NUM_AHEAD,
     NUM_SLOTS,
@@ -216,13 +216,13 @@ class _Update:
         if self.software:
             return _stock_actions(self.workload, self.software)
         arrivals = AllAtOnce(range(len(self.numels)))
-        return self.workload.schedule.actions(arrivals, self.share, self.has_room)
+        return self.workload.schedule.actions(arrivals, self.start_split, self.has_room)
 
-    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
+    def start_split(self, tiles: Sequence[int], numels: Sequence[int]) -> PlaceTile:
         def in_flight_numel() -> int:
             return int(sum(flush.work for _, flush in self.in_flight()))
 
-        return self.split.share(tiles, numels, in_flight_numel)
+        return self.split.start_split(tiles, numels, in_flight_numel)
 
     def in_flight(self) -> list[tuple[Job, Job]]:
         while self.landed < len(self.flights) and self.flights[self.landed][1].is_done:

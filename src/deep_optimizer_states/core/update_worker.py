@@ -33,7 +33,7 @@ After = tuple[Event, Event]
 """Events that the steps of tiles wait for, as ``Executor.caller_events`` gives them."""
 
 
-class Handover:
+class TileQueue:
     """Tiles that an update may step by now; the ``Arrivals`` of its schedule.
 
     Args:
@@ -52,7 +52,7 @@ class Handover:
         self.order = order
         self.ahead = ahead
         self.host_tiles: Collection[int] = frozenset()
-        self.given: set[int] = set()
+        self.handed_over: set[int] = set()
         self.is_open = True
         self._follow = follow
         # The one queue of Python's that a signal handler may use in the middle of another use.
@@ -64,7 +64,7 @@ class Handover:
     def give(self, tiles: Iterable[int], after: After) -> None:
         """Hand tiles over whose gradients are final and whose weights nobody reads any more."""
         fresh = list(tiles)
-        self.given.update(fresh)
+        self.handed_over.update(fresh)
         self._queue.put((fresh, after))
 
     def give_rest(self, after: After, host_tiles: Collection[int] = frozenset()) -> None:
@@ -75,10 +75,10 @@ class Handover:
             host_tiles: Tiles that must be stepped where their state lives. Those that were given
                 before keep to what was said of them then: their gradient may be elsewhere.
         """
-        self.host_tiles = frozenset(host_tiles) - self.given
+        self.host_tiles = frozenset(host_tiles) - self.handed_over
         self.is_open = False
         try:
-            self.give([tile for tile in self.order if tile not in self.given], after)
+            self.give([tile for tile in self.order if tile not in self.handed_over], after)
             self._queue.put(((), None))
         except BaseException as error:
             self._queue.put(UpdateError(f"its tiles could not be handed over: {error!r}"))
@@ -150,8 +150,8 @@ class Update:
         run: It on its thread, once it has begun.
     """
 
-    def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
-        self.handover = handover
+    def __init__(self, num_tiles: int, tile_queue: TileQueue | None = None) -> None:
+        self.tile_queue = tile_queue
         self.run: _Run | None = None
         self._issued = [Latch(lambda: not self._is_lost()) for _ in range(num_tiles)]
         self._events: list[Event | None] = [None] * num_tiles
@@ -160,12 +160,12 @@ class Update:
     @property
     def is_open(self) -> bool:
         """Return whether it has begun before ``step()``, and waits for more tiles."""
-        return self.handover is not None and self.handover.is_open
+        return self.tile_queue is not None and self.tile_queue.is_open
 
     def give_up(self, why: UpdateError) -> None:
         """Make it fail if it is open."""
-        if self.handover is not None:
-            self.handover.give_up(why)
+        if self.tile_queue is not None:
+            self.tile_queue.give_up(why)
 
     def issued(self, tile: int, event: Event) -> None:
         """Note that a tile's weights are written, and its gradient read, once ``event`` is."""
@@ -252,7 +252,7 @@ class _Run:
         self.ended.set()
 
 
-class Background:
+class UpdateWorker:
     """The thread on which updates run, one at a time. See [Note: failures].
 
     Attributes:

@@ -7,7 +7,7 @@ from engine_updates import start_thread
 
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.threads import Latch
-from deep_optimizer_states.core.update import Background, Update
+from deep_optimizer_states.core.update_worker import Update, UpdateWorker
 from deep_optimizer_states.errors import UpdateError
 
 WHY = Wait.WEIGHTS_READY
@@ -23,7 +23,7 @@ class Reached:
 
 @pytest.fixture
 def background(device):
-    background = Background(device)
+    background = UpdateWorker(device)
     yield background
     background.close()
 
@@ -70,7 +70,7 @@ def test_whatever_ends_an_update_opens_every_gate_and_surfaces(device, backgroun
 
 
 def test_waiting_is_bounded(device, background, monkeypatch):
-    monkeypatch.setattr("deep_optimizer_states.core.update.WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("deep_optimizer_states.core.update_worker.WAIT_TIMEOUT_S", 0.1)
     update, release = Update(1), threading.Event()
     background.launch(update, lambda: release.wait(3600))
     with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):
@@ -87,7 +87,7 @@ def test_the_update_runs_on_a_thread_that_is_ready_for_the_device_and_ends(devic
     """CUDA's current device belongs to a thread."""
     ready, ran, before = [], [], set(threading.enumerate())
     monkeypatch.setattr(device, "enter_thread", lambda: ready.append(threading.get_ident()))
-    background = Background(device)
+    background = UpdateWorker(device)
     background.launch(Update(0), lambda: ran.append(threading.get_ident()))
     background.wait()
     background.close()

@@ -23,7 +23,7 @@ from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.executor import Executor, Types, Work
+from deep_optimizer_states.core.executor import Executor, TileArgs, Types
 from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
@@ -34,7 +34,7 @@ from deep_optimizer_states.core.kernels.adam import (
 )
 from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import Schedule
-from deep_optimizer_states.core.update import Background, Handover, Update
+from deep_optimizer_states.core.update_worker import TileQueue, Update, UpdateWorker
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
@@ -58,7 +58,7 @@ class Gradients:
         """Note that the update is launched, which multiplies every gradient by ``factor``."""
         raise NotImplementedError
 
-    def widened(self) -> dict[int, Tensor]:
+    def stale_grads_upcast(self) -> dict[int, Tensor]:
         """Return gradients of the subgroups that must be stepped where their state lives.
 
         They are 1-D, in the type of master weights, before this step's factor, and in the memory
@@ -84,7 +84,7 @@ class _Begun:
     """An update, from its first tile until ``step()`` has launched the rest.
 
     Attributes:
-        handover: Through which it gets its tiles.
+        tile_queue: Through which it gets its tiles.
         update: Who waits for which tile.
         scalars: Adam's, by subgroup.
         grad_scale: Factor of the gradients.
@@ -92,12 +92,12 @@ class _Begun:
         work: What the tiles handed over need.
     """
 
-    handover: Handover
+    tile_queue: TileQueue
     update: Update
     scalars: list[AdamScalars]
     grad_scale: float
     groups: list[dict[str, Any]]
-    work: dict[int, Work] = field(default_factory=dict)
+    work: dict[int, TileArgs] = field(default_factory=dict)
 
 
 class UpdatePhase:
@@ -121,7 +121,7 @@ class UpdatePhase:
         schedule: Schedule,
         homes: StateHomes,
         gradients: Gradients,
-        background: Background,
+        background: UpdateWorker,
     ) -> None:
         self.num_updates = 0
         self._stock = stock
@@ -147,7 +147,7 @@ class UpdatePhase:
             Types(grad_dtype, weights_dtype, *steppers.state_dtypes),
             steppers.lanes,
             steppers.host_adam,
-            steppers.lanes.near.num_threads,
+            steppers.lanes.cpu_affinity.num_threads,
         )
 
     def announce(self, stage: int, why: str) -> None:
@@ -175,7 +175,7 @@ class UpdatePhase:
             f"{len(schedule.tiles)} tiles, {shares}, {resident} resident on the device{emulated}; "
             f"step_before_norm {'on' if settings.step_before_norm else 'off'}, "
             f"prefetch_memory_bytes {settings.prefetch_memory_bytes}; CPU lane of "
-            f"{self._steppers.lanes.near}",
+            f"{self._steppers.lanes.cpu_affinity}",
             ranks=[0],
             level=logging.WARNING,
         )
@@ -197,7 +197,7 @@ class UpdatePhase:
 
     def has_given(self, tile: int) -> bool:
         """Return whether an update that has begun was given a tile."""
-        return self._begun is not None and tile in self._begun.handover.given
+        return self._begun is not None and tile in self._begun.tile_queue.handed_over
 
     @contextlib.contextmanager
     def loading(self, is_whole: bool) -> Iterator[None]:
@@ -235,7 +235,7 @@ class UpdatePhase:
         Raises:
             UpdateError: The update has been waited for, and failed.
         """
-        widened = self._gradients.widened()
+        stale_grads_upcast = self._gradients.stale_grads_upcast()
         begun, is_new = self._begun, self._begun is None
         if begun is None:
             begun = self._begin(
@@ -244,12 +244,12 @@ class UpdatePhase:
         else:
             self._check_promise(begun, grad_scale)
         self._begun = None
-        rest = [tile for tile in begun.handover.order if tile not in begun.handover.given]
-        self._add_work(begun, rest, widened)
+        rest = [tile for tile in begun.tile_queue.order if tile not in begun.tile_queue.handed_over]
+        self._add_work(begun, rest, stale_grads_upcast)
         is_repeated = is_due(self.num_updates, self._settings.verify_every)
         sample = Sample([begun.work[tile] for tile in rest]) if is_repeated else None
         after = self.executor.caller_events()
-        begun.handover.give_rest(after, self._schedule.tiles_of_subgroups(widened))
+        begun.tile_queue.give_rest(after, self._schedule.tiles_of_subgroups(stale_grads_upcast))
         if is_new:
             self._start(begun, sample)
         if is_repeated or order is None:
@@ -268,7 +268,7 @@ class UpdatePhase:
         if begun is None:  # without clipping and loss scale
             begun = self._begun = self._begin(order, grad_scale=1.0)
         self._add_work(begun, tiles, {})
-        begun.handover.give(tiles, self.executor.caller_events())
+        begun.tile_queue.give(tiles, self.executor.caller_events())
         if is_new:
             self._start(begun, None)
 
@@ -287,20 +287,20 @@ class UpdatePhase:
         """Count an update and settle what it goes by."""
         self.num_updates += 1
         self.order = order
-        handover = Handover(order, self.executor.claimed, self.executor.follow)
+        tile_queue = TileQueue(order, self.executor.claimed, self.executor.follow)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
-        update = Update(len(self._schedule.tiles), handover)
-        return _Begun(handover, update, scalars, grad_scale, self._hyperparameters())
+        update = Update(len(self._schedule.tiles), tile_queue)
+        return _Begun(tile_queue, update, scalars, grad_scale, self._hyperparameters())
 
     def _start(self, begun: _Begun, sample: Sample | None) -> None:
         """Run an update on the background's thread, with what it was handed and what will be."""
-        executor, handover, update = self.executor, begun.handover, begun.update
+        executor, tile_queue, update = self.executor, begun.tile_queue, begun.update
         number = self.num_updates
 
         def run() -> None:
-            actions = self._schedule.actions(handover, executor.share, executor.has_room)
-            executor.run(begun.work, actions, update.issued, lambda: not handover.is_open)
+            actions = self._schedule.actions(tile_queue, executor.start_split, executor.has_room)
+            executor.run(begun.work, actions, update.issued, lambda: not tile_queue.is_open)
             if sample is not None:
                 self._gradients.drain()
                 sample.compare(self._steppers.host_adam, number)
@@ -339,14 +339,16 @@ class UpdatePhase:
     def _name(self, tile: int) -> str:
         return f"tile {tile} (subgroup {self._schedule.tiles[tile].subgroup})"
 
-    def _add_work(self, begun: _Begun, tiles: Sequence[int], widened: dict[int, Tensor]) -> None:
+    def _add_work(
+        self, begun: _Begun, tiles: Sequence[int], stale_grads_upcast: dict[int, Tensor]
+    ) -> None:
         """Settle what tiles need.
 
         Args:
             begun: Their update.
             tiles: Their numbers.
-            widened: Gradients of subgroups that are stepped where their state lives, in the type of
-                master weights.
+            stale_grads_upcast: Gradients of subgroups that are stepped where their state lives, in
+                the type of master weights.
         """
         self.executor.claim(tiles)
         grads, tensors = self._gradients, dict[int, AdamTensors]()
@@ -354,15 +356,19 @@ class UpdatePhase:
             tile = self._schedule.tiles[number]
             idx = tile.subgroup
             if idx not in tensors:
-                grad = widened[idx] if idx in widened else grads.beside_state(idx)
+                grad = (
+                    stale_grads_upcast[idx]
+                    if idx in stale_grads_upcast
+                    else grads.beside_state(idx)
+                )
                 tensors[idx] = self._homes.tensors_of(idx, grad)
             tail_start = self._homes.tail_start(idx, self._steppers.tail)
-            begun.work[number] = Work(
+            begun.work[number] = TileArgs(
                 name=self._name(number),
                 tensors=tensors[idx].narrow(tile.start, tile.numel),
                 scalars=begun.scalars[idx],
                 tail_start=tail_within(tail_start, tile.start, tile.numel),
-                device_grad=None if idx in widened else grads.on_device(number),
+                device_grad=None if idx in stale_grads_upcast else grads.on_device(number),
             )
 
     def _next_scalars(self, subgroup: int, grad_scale: float) -> AdamScalars:
@@ -399,7 +405,7 @@ class InterleavedOptimizer:
         self._steppers = Steppers.open(adam, master_dtype)
         self._lanes = self._steppers.lanes
         self._lanes.has_own_pages = settings.checkpoint == "background"
-        self.background = Background(self._lanes)
+        self.background = UpdateWorker(self._lanes)
 
     def _close_after_failure(self) -> None:
         """Close what there is of an optimizer that could not be made."""
@@ -588,7 +594,7 @@ def refuse_native_pins(offload: Any) -> None:
 def settle_schedule(
     settings: Settings,
     numels: Sequence[int],
-    apart: Sequence[Tile] = (),
+    separate: Sequence[Tile] = (),
     weights_on_host: bool = False,
 ) -> tuple[Schedule, Settings, str]:
     """Cut this rank's subgroups into tiles, and decide what ``auto`` leaves open.
@@ -596,7 +602,7 @@ def settle_schedule(
     Args:
         settings: The checked block of the config.
         numels: Elements of each subgroup.
-        apart: Runs of elements that get tiles of their own where single tiles are waited for.
+        separate: Ranges of elements that get tiles of their own where single tiles are waited for.
         weights_on_host: Whether 16-bit weights live in host memory.
 
     Returns:
@@ -610,6 +616,6 @@ def settle_schedule(
         chosen.stride,
         chosen.ratio,
         chosen.tile_numel,
-        apart if chosen.just_in_time_forward else (),
+        separate if chosen.just_in_time_forward else (),
     )
     return dataclasses.replace(schedule, weights_on_host=weights_on_host), chosen, why

@@ -8,7 +8,7 @@ from engine_updates import Setup, make_schedule, make_subgroups, start_thread
 
 from deep_optimizer_states.core.device.base import Reached
 from deep_optimizer_states.core.schedule import AllAtOnce
-from deep_optimizer_states.core.update import Handover
+from deep_optimizer_states.core.update_worker import TileQueue
 from deep_optimizer_states.errors import UpdateError
 
 NOW = (Reached(), Reached())
@@ -26,38 +26,38 @@ class Later:
 
 def made(num_tiles=6, **options):
     followed = []
-    return Handover(range(num_tiles), (), followed.append, **options), followed
+    return TileQueue(range(num_tiles), (), followed.append, **options), followed
 
 
 def test_a_tile_comes_once_and_the_rest_with_the_end():
-    handover, followed = made()
-    handover.give([4, 5], NOW)
-    assert handover.take(wait=True) == [4, 5]
-    assert handover.take(wait=False) == []
-    assert handover.is_open
-    handover.give([2], NOW)
+    tile_queue, followed = made()
+    tile_queue.give([4, 5], NOW)
+    assert tile_queue.take(wait=True) == [4, 5]
+    assert tile_queue.take(wait=False) == []
+    assert tile_queue.is_open
+    tile_queue.give([2], NOW)
     end = (Reached(), Reached())
     # A tile that was given before stays: its gradient may be on the device alone.
-    handover.give_rest(end, host_tiles={0, 4})
-    assert not handover.is_open
-    assert handover.host_tiles == {0}
-    assert handover.take(wait=False) == [2, 0, 1, 3]
-    assert handover.take(wait=True) == ()
+    tile_queue.give_rest(end, host_tiles={0, 4})
+    assert not tile_queue.is_open
+    assert tile_queue.host_tiles == {0}
+    assert tile_queue.take(wait=False) == [2, 0, 1, 3]
+    assert tile_queue.take(wait=True) == ()
     assert followed == [NOW, NOW, end]
 
 
 def test_tiles_whose_gradients_are_on_their_way_are_waited_for_only_where_nothing_else_is_left():
-    handover, followed = made()
+    tile_queue, followed = made()
     late = Later()
-    handover.give([5], NOW)
-    handover.give([4], (Reached(), late))
-    assert handover.take(wait=True) == [5]
-    assert handover.take(wait=False) == []
+    tile_queue.give([5], NOW)
+    tile_queue.give([4], (Reached(), late))
+    assert tile_queue.take(wait=True) == [5]
+    assert tile_queue.take(wait=False) == []
     assert followed == [NOW]
-    assert handover.take(wait=True) == [4], "the wait itself is the business of `follow`"
+    assert tile_queue.take(wait=True) == [4], "the wait itself is the business of `follow`"
     late.is_set = True
-    handover.give([3], (Reached(), late))
-    assert handover.take(wait=False) == [3]
+    tile_queue.give([3], (Reached(), late))
+    assert tile_queue.take(wait=False) == [3]
 
 
 def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_before_the_norm(
@@ -66,11 +66,11 @@ def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_b
     numels = [64] * 4
     setup = Setup(make_schedule(numels=numels), device, make_subgroups(numels))
     executor, issued = setup.executor, threading.Semaphore(0)
-    handover = Handover([1, 0, 3, 2], executor.claimed, executor.follow)
-    handover.give([2, 3], NOW)
-    join = start_thread(lambda: setup.hand_over(handover, lambda tile, event: issued.release()))
+    tile_queue = TileQueue([1, 0, 3, 2], executor.claimed, executor.follow)
+    tile_queue.give([2, 3], NOW)
+    join = start_thread(lambda: setup.hand_over(tile_queue, lambda tile, event: issued.release()))
     assert all(issued.acquire(timeout=3600) for _ in range(2))
-    handover.give_rest(NOW)
+    tile_queue.give_rest(NOW)
     join()
     assert str(executor.last_plan) == "3CPU 3WTS 2CPU 2WTS | 1CPU 1WTS 0CPU 0WTS"
 
@@ -80,10 +80,10 @@ def test_what_was_sent_ahead_of_a_tile_that_must_stay_at_home_is_not_used(device
     executor, work = setup.executor, setup.work
     for tile in range(4):
         executor.send_ahead(tile, str(tile), work[tile].tensors.state)
-    handover = Handover(range(len(work)), executor.claimed, executor.follow)
+    tile_queue = TileQueue(range(len(work)), executor.claimed, executor.follow)
     executor.claim(range(len(work)))
-    handover.give_rest(executor.caller_events(), host_tiles={1, 2})
-    setup.hand_over(handover)
+    tile_queue.give_rest(executor.caller_events(), host_tiles={1, 2})
+    setup.hand_over(tile_queue)
     assert executor.last_plan.device_tiles == (0, 3)
     assert str(executor.last_plan).startswith("0AHD 3AHD | 0H2D")
     assert not executor.claimed
@@ -105,8 +105,8 @@ def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
 
 
 def test_an_update_whose_last_tiles_could_not_be_handed_over_fails():
-    handover, _ = made()
-    with mock.patch.object(handover, "give", side_effect=MemoryError), pytest.raises(MemoryError):
-        handover.give_rest(NOW)
+    tile_queue, _ = made()
+    with mock.patch.object(tile_queue, "give", side_effect=MemoryError), pytest.raises(MemoryError):
+        tile_queue.give_rest(NOW)
     with pytest.raises(UpdateError, match="could not be handed over: MemoryError"):
-        handover.take(wait=True)
+        tile_queue.take(wait=True)

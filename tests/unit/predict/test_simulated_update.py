@@ -8,10 +8,10 @@ from predicted_software import SOFTWARE
 from deep_optimizer_states.core import policies as split
 from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.core.schedule import AllAtOnce
-from deep_optimizer_states.predict import update
+from deep_optimizer_states.predict import simulated_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
-from deep_optimizer_states.predict.update import rank_of, simulate_update
+from deep_optimizer_states.predict.simulated_update import rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
 MACHINE = load_machine("h100x4")
@@ -69,7 +69,7 @@ def split_seconds(monkeypatch, host_rate):
     workload = of(dp=1, subgroup_numels=(2**26,) * 32, tile_numel=2**25)
     rank = rank_of(workload, MACHINE)
     host = {"host_parameters_per_s": host_rate, "host_bytes_per_s": 1e13}
-    monkeypatch.setattr(update, "rank_of", lambda *_: dataclasses.replace(rank, **host))
+    monkeypatch.setattr(simulated_update, "rank_of", lambda *_: dataclasses.replace(rank, **host))
     link = rank.links["h2d"]
     # A tile for the device takes 14 bytes of the link an element, one of the CPU's two.
     shares = [host_rate * part / 100 for part in range(101)]
