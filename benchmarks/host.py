@@ -28,6 +28,7 @@ from benchmarks.timing import BenchmarkError
 from configs.cli import Parser, complain, count, run_command, say
 from deep_optimizer_states.calibrate.cli import busy_warning
 from deep_optimizer_states.core.host import cpu_facts
+from deep_optimizer_states.units import GIB
 
 EXIT_DIFFERENT = 1
 FUSED_TARGET, PROBE_TARGET, ENGINE_TARGET = 2.5, 0.9, 1.0
@@ -159,7 +160,7 @@ def _check(given: argparse.Namespace) -> None:
     needed, free = numel * _BYTES_A_PARAMETER, psutil.virtual_memory().available
     if needed > free:
         raise BenchmarkError(
-            f"{needed / 2**30:.1f} GiB of memory are needed and {free / 2**30:.1f} GiB are free; "
+            f"{needed / GIB:.1f} GiB of memory are needed and {free / GIB:.1f} GiB are free; "
             "give a smaller --numel, --width or --layers"
         )
 

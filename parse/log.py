@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from configs.files import json_lines, printable
 from parse.composer import joined
 from parse.lines import STATE_NAME, Digest, Line, plain_name, read_lines
+from parse.log_name import settings_from_name
 from parse.memory import Pairs, Titles
 from parse.records import (
     PHASES,
@@ -380,45 +381,66 @@ class _Reader:
             self.open.new_run |= self.facts.feed(text)
 
     def _end_by_line(self, line: Fields) -> None:
-        log = self.log
-        if not self.by_lines:  # what timers have ended so far belongs to this first iteration
-            known = [(name, getattr(r, name)) for r in log.iterations for name in _PHASE_NAMES]
-            earlier = {name: value for name, value in known if value is not None}
-            self.open.phases = earlier | self.open.phases
-            self.open.timed += len(log.iterations)
-            self.open.step = self.open.step or (log.iterations[-1].iteration if known else 0)
-            self.open.memory = [*log.memory]
-            log.iterations.clear()
-            self.by_lines = True
-        new = {*line.unknown} - self._labels if self._labels else ()
-        if new and line.values.get("loss") is None:
-            # It may be the damaged label of the loss, which then is not known to be NaN.
-            line.problem = line.problem or "an iteration line without a loss and with a new label"
-        self._labels |= {*line.unknown}
-        number = self._number(line)
+        """End the open iteration by its line, or reject the line with what belongs to it."""
+        if not self.by_lines:
+            self._begin_with_lines()
+        self._check_labels(line)
+        number, iterations = self._number(line), self.log.iterations
+        previous = iterations[-1].iteration if iterations else 0
         if not number:
             line.problem = line.problem or "an iteration whose number is lost"
-        previous = log.iterations[-1].iteration if log.iterations else 0
         if number == previous and line.is_coarse != self._is_coarse and not line.problem:
-            self._fill(log.iterations[-1], line)
-            log.rounded_losses &= line.is_coarse
+            # Another line of the same iteration, with more digits or fewer.
+            self._fill(iterations[-1], line)
+            self.log.rounded_losses &= line.is_coarse
             return
-        if number <= previous:
-            if number > 1 and not self.open.new_run:
-                line.problem = line.problem or "an iteration number that does not rise"
-            previous = 0
+        starts_anew = number <= previous
+        if starts_anew and number > 1 and not self.open.new_run:
+            line.problem = line.problem or "an iteration number that does not rise"
         if line.problem:
             self.reject(line.number, line.problem, line.text)
             self.open, self._left_out = _Open(new_run=self.open.new_run), self._left_out + 1
-            return
-        if self.open.timed < number - previous - self._left_out and number != self.open.step:
+        else:
+            self._append(line, number, number if starts_anew else number - previous)
+
+    def _begin_with_lines(self) -> None:
+        """Give what timers have ended so far to the iteration that the log's first line ends."""
+        log = self.log
+        known = [(name, getattr(r, name)) for r in log.iterations for name in _PHASE_NAMES]
+        earlier = {name: value for name, value in known if value is not None}
+        self.open.phases = earlier | self.open.phases
+        self.open.timed += len(log.iterations)
+        self.open.step = self.open.step or (log.iterations[-1].iteration if known else 0)
+        self.open.memory = [*log.memory]
+        log.iterations.clear()
+        self.by_lines = True
+
+    def _check_labels(self, line: Fields) -> None:
+        """Find fault with a line whose loss may stand under a damaged label.
+
+        The loss is then missing, and one of its labels is new. Such a loss is not known to be NaN.
+        """
+        has_new = bool(self._labels) and not self._labels.issuperset(line.unknown)
+        if has_new and line.values.get("loss") is None:
+            line.problem = line.problem or "an iteration line without a loss and with a new label"
+        self._labels |= {*line.unknown}
+
+    def _append(self, line: Fields, number: int, num_iterations: int) -> None:
+        """Append the iteration that a line ends.
+
+        Args:
+            line: Its line.
+            number: Its number.
+            num_iterations: Iterations since the last line, this one included.
+        """
+        if self.open.timed < num_iterations - self._left_out and number != self.open.step:
             self.open.phases = {}  # a line is lost: these may be the iteration's before
         record = self._end(number)
         record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self._fill(record, line)
         self._is_coarse, self._left_out = line.is_coarse, 0
-        log.rounded_losses = line.is_coarse
+        self.log.rounded_losses = line.is_coarse
 
     def _fill(self, record: Iteration, line: Fields) -> None:
         """Take a line's figures, those with more digits where the record has them already."""
@@ -600,7 +622,7 @@ def _note_missing(log: Log) -> None:
         log.notes.append(f"iterations missing: {', '.join(shown)}{more}")
 
 
-# The run as a whole: ranks, vocabulary, parameters, arguments, the log's own name
+# The run as a whole: ranks, vocabulary, parameters, arguments
 
 _FACTS = (
     Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
@@ -676,54 +698,6 @@ class RunFacts:
             log.parameters = sum(parameters.values())
         else:
             log.notes.append("the number of parameters of some rank is missing")
-
-
-_NAME_KEYS = {
-    "tp": "tp",
-    "pp": "pp",
-    "dp": "dp",
-    "l": "num_layers",
-    "h": "hidden",
-    "a": "heads",
-    "sl": "seq_length",
-    "gbs": "global_batch_size",
-    "mbs": "micro_batch_size",
-    "link": "link_mbit",
-    "ratio": "offload_ratio",
-    "subg": "subgroup_numel",
-    "prefetch": "prefetch",
-    "flush_async": "flush_async",
-    "opt_gaps": "opt_gaps",
-}
-_NAME_PART = re.compile(rf"-({'|'.join(_NAME_KEYS)})(\d{{1,15}}(?:\.\d{{1,12}})?)(?=-|$)")
-
-
-def settings_from_name(name: str) -> dict[str, Setting]:
-    """Read ``log-{model}-tp{n}-...`` up to ``-opt_gaps{n}.log`` or ``-engine_{name}.log``.
-
-    ``engine`` is the name at the end, or else follows with ``stride`` from the last three numbers:
-    without prefetch the gaps have no effect, whatever the name says (the paper's logs of stock
-    DeepSpeed carry left-over ones).
-
-    Returns:
-        Setting by name; a setting that the name does not carry is absent.
-    """
-    stem, _, engine = name.removesuffix(".log").partition("-engine_")
-    model = re.match(r"log-(.+?)(?=-tp\d)", stem)
-    if not model:
-        return {}
-    found: dict[str, Setting] = {"model": model[1]}
-    for key, value in _NAME_PART.findall(stem[model.end() :]):
-        if key == "ratio" or value.isdecimal():
-            found[_NAME_KEYS[key]] = float(value) if key == "ratio" else int(value)
-    if engine:
-        return found | {"engine": engine}
-    if found.get("prefetch") == 1:
-        stride = found.get("opt_gaps")
-        return found | {"engine": "stride"} | ({} if stride is None else {"stride": stride})
-    if found.get("flush_async") == 1:
-        return found | {"engine": "all-host", "stride": 0}
-    return found | ({"engine": "stock", "stride": 0} if "prefetch" in found else {})
 
 
 # The trainer's metrics.jsonl

@@ -7,7 +7,7 @@ from configs.errors import ConfigError
 from configs.files import read_toml
 from configs.schema import Model, batch_problem
 from configs.study import default_study, make_point
-from parse.log import settings_from_name
+from parse.log_name import settings_from_name
 
 STUDY = default_study()
 PUBLISHED = {

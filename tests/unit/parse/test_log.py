@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parse.log import read_lines, read_log, read_usable_log, settings_from_name
+from parse.log import read_lines, read_log, read_usable_log
+from parse.log_name import settings_from_name
 from parse.records import LogError
 
 ROOT = Path(__file__).resolve().parents[3]

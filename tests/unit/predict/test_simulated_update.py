@@ -93,8 +93,8 @@ def test_the_dynamic_split_comes_near_the_limit_whatever_the_host(monkeypatch, h
     ("host_rate", "where", "name", "broken"),
     [
         (2e8, RunTimeSplit, "learn", lambda *_: None),  # no rate is known
-        (2e9, split, "PIPELINE", 0),  # no tile on its way while one is stepped
-        (1.6e10, split, "HELD_UP", 2.0),  # the device is used beside a full link
+        (2e9, split, "PIPELINE_DEPTH", 0),  # no tile on its way while one is stepped
+        (1.6e10, split, "STALL_FRACTION", 2.0),  # the device is used beside a full link
     ],
 )
 def test_without_its_rules_the_split_does_not(monkeypatch, host_rate, where, name, broken):
