@@ -289,7 +289,7 @@ class Record:
 
         Files that have not changed since they were read last are not read again.
         """
-        found = cls._read_files(run_json, *map(_mark, (run_json, _status_of(run_json))))
+        found = cls._read_files(run_json, _mark(run_json), _mark(_status_of(run_json)))
         is_open = found is not None and found.status in ("", "running")
         if found is None or not is_open or _is_alive(found.driver, found.path):
             return found
@@ -297,7 +297,7 @@ class Record:
 
     @classmethod
     @functools.lru_cache(maxsize=4096)
-    def _read_files(cls, run_json: Path, *_marks: _Mark) -> Self | None:
+    def _read_files(cls, run_json: Path, _of_run: _Mark, _of_status: _Mark) -> Self | None:
         run, status = read_json(run_json), read_json(_status_of(run_json))
         point, setup = run.get("point"), run.get("provenance")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):

@@ -224,11 +224,10 @@ def _gate_words(study: Study, judgement: Judgement) -> str:
 
 
 def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | None:
-    """Return the reference engine's point that a point is held against.
+    """Return the point of the reference engine to compare a point with; None if there is none.
 
-    That of the same settings; else one that computes the same with other settings of those that
-    should agree; None when there is none. Of several campaigns, only the runs that were measured
-    in one of the point's own, if there are any.
+    Prefer a point with identical settings, then one whose settings give equal results. Of its runs,
+    prefer those of the same sweep.
     """
     same = [g for g in groups if g.engine == group.study.reference and g.key == group.key]
     exact = [g for g in same if g.preferred == group.preferred] or same
@@ -475,11 +474,11 @@ def _finding_over_seeds(ours: PointRuns, pairs: Sequence[Pair], judged: Judgemen
 def _ratio(ours: PointRuns, reference: PointRuns | None, phase: str, warmup: int) -> Ratio | None:
     if reference is None:
         return None
-    sides = [point.times_ms(phase, warmup) for point in (reference, ours)]
+    theirs, mine = (point.times_ms(phase, warmup) for point in (reference, ours))
     known, others = reference.repeats, ours.repeats
     # A sweep runs repeat 1 of all engines, then repeat 2, so what slowed down both cancels.
     alternate = None not in known and len(set(known)) == len(known) and known == others
-    return ratio_of_medians(*sides, paired=alternate and all(map(all, sides)))
+    return ratio_of_medians(theirs, mine, paired=alternate and all(theirs) and all(mine))
 
 
 def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:

@@ -45,9 +45,8 @@ class SubgroupSlice:
 class StateHomes(abc.ABC):
     """The memory of this rank's master weights and moments.
 
-    It owns that memory, near the cores that step what lies in it. Stock keeps the tensors
-    themselves, as keys and values of the optimizer's ``state``, and the 16-bit weights; it also
-    names the process groups.
+    It owns that memory, which lies near the cores that step it. Stock keeps the tensors themselves,
+    as keys and values of the optimizer's ``state``, the 16-bit weights and the process groups.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class StateHomes(abc.ABC):
     def state_on_host(self) -> list[list[Tensor]]:
         """Return master weights and moments of each tile that an update overwrites in host memory.
 
-        They are views of where they live; nothing of tiles whose state is resident on the device.
+        They are views. The list is empty for a tile whose state is resident on the device.
         """
         found: list[list[Tensor]] = []
         for tile in self._schedule.tiles:
@@ -124,7 +123,7 @@ class StateHomes(abc.ABC):
         return state
 
     def reserve(self, settings: Settings, grad_bytes: int, taken_bytes: int = 0) -> None:
-        """See that the memory is there, and choose the cores that it will be near. Every rank must.
+        """Check that host memory suffices, and choose CPU cores. Every rank must call it.
 
         Args:
             settings: The checked block of the config.
@@ -138,7 +137,8 @@ class StateHomes(abc.ABC):
         host_numel = sum(part.numel for idx, part in enumerate(self._slices) if idx not in resident)
         staging_bytes = self._schedule.staged_numel * self._stock.dtype.itemsize
         num_ranks = local_ranks()
-        # What ranks have taken is theirs. None takes more before all have looked: the barrier.
+        # What ranks have allocated already counts as free for them. The barrier stops any rank from
+        # allocating more before all have measured.
         free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
         dist.barrier(group=self._stock.dp_process_group)
         masters = self._stock.master_weights_and_grads_dtype
@@ -179,10 +179,10 @@ class StateHomes(abc.ABC):
     def return_home(self) -> None:
         """Copy loaded moments into the tensors that held them before loading.
 
-        torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
-        weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
-        from then on. A checkpoint from before the first step has none, or zeros: then the moments
-        are 0 again, in their first type.
+        torch's ``load_state_dict`` replaces our tensors by its own, in the type of the master
+        weights. Stock continues with those, so fp32 moments of 16-bit master weights have 16 bits
+        from then on. A checkpoint from before the first step has no moments, or zeros. The moments
+        are then 0 again, in their first type.
         """
         for number, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
             loaded = self._stock.optimizer.state.get(master, {})

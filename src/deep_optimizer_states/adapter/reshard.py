@@ -280,8 +280,8 @@ class _Checkpoint:
 
     def _optimizer_file(self, rank: int, is_bf16: bool | None = None) -> str:
         is_bf16 = self._engine.bfloat16_enabled() if is_bf16 is None else is_bf16
-        place = (self._folder, self._tag, self._model_rank, rank)
-        name = str(self._engine._get_rank_zero_ckpt_name(*place, is_bf16))
+        name_of = self._engine._get_rank_zero_ckpt_name
+        name = str(name_of(self._folder, self._tag, self._model_rank, rank, is_bf16))
         of_old = f"{name.removesuffix('_optim_states.pt')}optim_states.pt"  # DeepSpeed takes it too
         return of_old if Path(of_old).is_file() and not Path(name).is_file() else name
 
@@ -405,7 +405,10 @@ class _Checkpoint:
         if self._is_stage3 or self._engine.has_moe_layers or isinstance(adam, list):
             return f"{told}. If nobody set the counters, the files are of different saves"
         flats, weights = _numels(model[keys.PARAM_SHAPES] or []), model["module"] or {}
-        slices = group_slices(flats, rank, *self._layout_of(rank, state)) if flats else []
+        slices: list[Slice] = []
+        if flats:
+            numels, paddings = self._layout_of(rank, state)
+            slices = group_slices(flats, rank, numels, paddings)
         for one in slices:
             weight = weights.get(one.name, masters[one.flat].new_empty(0)).reshape(-1)
             part = weight[one.first : one.first + one.numel]

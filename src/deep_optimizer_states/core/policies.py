@@ -8,16 +8,15 @@ Policy ``dynamic`` lets the device and the CPU take the next tile of one list, s
 forward needs first is updated first. To hand the device a tile whenever a slot is free is not
 enough:
 
-- The CPU steps a whole tile before anybody looks again, and a slow one lets slots lie idle
-  meanwhile. The device gets as many elements ahead as it ends during one step of the CPU; its lanes
-  order them.
-- The last tiles end where they fall. The CPU leaves them to a device that would be through with all
-  of them first, and the device to such a CPU.
-- Beside a fast CPU the link is full of 16-bit weights, and a tile for the device displaces several
-  of the CPU's. When the CPU had to wait for its weights to leave, an update without the device is
-  tried, and the faster way is kept.
+- The split is decided between steps of the CPU, and during a long step slots would stay empty. So
+  the device gets as many elements in advance as it finishes during one step of the CPU.
+- The last tiles decide when the update ends. The CPU leaves them to the device if the device would
+  finish all of them first, and the other way round.
+- Beside a fast CPU the link is full of 16-bit weights, and each tile for the device delays several
+  of the CPU's. If the CPU had to wait until its weights were sent, one update is tried without the
+  device, and the faster way is kept.
 
-Needs no torch. Lanes are measured in every update; the next one goes by it.
+Needs no torch. The speeds of the lanes are measured in every update and used for the next.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from deep_optimizer_states.errors import PlanError
 
 DYNAMIC = "dynamic"
 PIPELINE_DEPTH = 2
-"""A tile's time on an idle device, in tiles: its way there and its way back."""
+"""Time of a tile that finds the device idle, in tiles: one for the copies there and back."""
 MIN_TILE_FRACTION = 2**-10
 """Tiles below this share of the largest are the CPU's: they cost the device a launch each."""
 FIRST_STEPS = 3
 """Steps of the CPU during which its weights may wait for the backward's last kernels instead."""
 STALL_FRACTION = 0.1
-"""Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
+"""The CPU counts as stalled if it waits longer than this share for its weights to be sent."""
 WORTH_A_TRY = 0.5
-"""A way that was slower than this share of the other is not tried again."""
+"""A way whose speed was below this share of the other's is not tried again."""
 LONGEST_WAIT = 64
 """Updates after which the slower way, or a lane that got nothing, is tried again."""
 
@@ -106,7 +105,7 @@ class Flight:
 
 
 class ABSelector:
-    """Two ways to do the same again and again: the faster one is kept, the other tried at times."""
+    """Choose the faster of two ways to do a repeated task; the other is tried again at times."""
 
     def __init__(self) -> None:
         self._rates: dict[bool, float] = {}
@@ -118,9 +117,9 @@ class ABSelector:
         """Return whether to take the second way next.
 
         Args:
-            was_second: Which one was gone now.
-            rate: How fast that was; more is faster.
-            may_try: Whether the second one can be expected to be worth a try.
+            was_second: Whether the second way was taken this time.
+            rate: Its speed; more is faster.
+            may_try: Whether a try of the second way may pay off.
         """
         self._rates[was_second] = rate
         if True not in self._rates:
@@ -140,10 +139,10 @@ class ABSelector:
 
 
 class RunTimeSplit:
-    """Shares tiles out by the rates of the last update.
+    """Splits tiles between device and CPU by the rates of the last update.
 
     Attributes:
-        pace: Elements that the device ends while the CPU steps one.
+        pace: Elements that the device finishes while the CPU steps one.
         cpu_only: Whether the CPU gets all tiles of the next update.
     """
 
@@ -160,7 +159,7 @@ class RunTimeSplit:
         numels: Sequence[int] | Mapping[int, int],
         in_flight: Callable[[], int],
     ) -> PlaceTile:
-        """Begin to share out the tiles of one update.
+        """Begin to split the tiles of one update between device and CPU.
 
         Args:
             tiles: Those needed first come first.
@@ -168,8 +167,8 @@ class RunTimeSplit:
             in_flight: Elements given to the device whose state is not back yet.
 
         Returns:
-            Asked for a tile when the CPU's step of the one before has run. Of a tile that is none
-            of ``tiles`` the answer has no meaning.
+            A function to call per tile, after the previous CPU step. Its answer is undefined for
+            tiles that are not in ``tiles``.
         """
         largest = max((numels[tile] for tile in tiles), default=0)
         worth = [tile for tile in tiles if numels[tile] >= MIN_TILE_FRACTION * largest]
@@ -202,7 +201,7 @@ class RunTimeSplit:
         return HOST_CHAIN if is_busy or is_late else DEVICE_CHAIN
 
     def learn(self, steps: Sequence[HostStep], flights: Sequence[Flight], seconds: float) -> None:
-        """Take in what an update did."""
+        """Update the rates with the timings of an update."""
         numel = sum(step.numel for step in steps) + sum(flight.numel for flight in flights)
         if not numel or seconds <= 0:
             return

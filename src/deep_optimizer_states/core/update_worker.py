@@ -1,18 +1,18 @@
-"""Updates that run beside what comes after them: their thread, who waits for them, their tiles.
+"""Updates that overlap with the next forward: their thread, the waits for them, their tiles.
 
-``step()`` launches the update on a thread of its own and returns. Whoever is about to gather a
-parameter waits for that parameter's tiles alone, and whoever is about to overwrite a gradient waits
-until the update has read it. Nothing is stale and nothing is rolled back: the model computes with
-the weights that it would have had, only the waiting has moved to where they are needed.
+``step()`` launches the update on a thread of its own and returns. A gather of a parameter waits for
+that parameter's tiles alone, and a gradient is overwritten only after the update has read it. No
+weight is stale and nothing is rolled back: the model computes with the same weights as without the
+overlap. Only the place of the waiting has changed.
 
 An update may begin before ``step()``. It gets tiles as backward ends with them, and the rest from
-``step()``. Until then it is *open*: its thread waits for more, state is of two different steps, and
-whoever would look at it or use it is refused.
+``step()``. Until then it is *open*: its thread waits for more tiles, the state is of two different
+steps, and reading or using the state is refused.
 
 [Note: failures] An update that failed, or that was cut short while it was being launched, leaves
-optimizer state of two different steps behind. So its failure stays: every wait raises it again, and
-with it every step, save and look at the state, until the state has been loaded anew. An update is
-over when its thread says so, however often somebody who waited for it was interrupted.
+optimizer state of two different steps behind. So its failure stays: every wait, step, save and read
+of the state raises it again, until the state has been loaded anew. An update ends when its thread
+says so, also if a thread that waited for it was interrupted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ After = tuple[Event, Event]
 
 
 class TileQueue:
-    """Tiles that an update may step by now; the ``Arrivals`` of its schedule.
+    """Queue of the tiles that an update may step now; the ``Arrivals`` of its schedule.
 
     Args:
-        order: All tiles, those first that are needed first.
+        order: All tiles, in the order in which they are needed.
         ahead: Tiles whose state was sent to the device ahead of the update, kept up to date.
         follow: Called on the update's thread before tiles are stepped, with what they must wait
             for.
@@ -62,18 +62,18 @@ class TileQueue:
         self._has_come = False
 
     def give(self, tiles: Iterable[int], after: After) -> None:
-        """Hand tiles over whose gradients are final and whose weights nobody reads any more."""
+        """Hand over tiles whose gradients are final and whose weights are no longer read."""
         fresh = list(tiles)
         self.handed_over.update(fresh)
         self._queue.put((fresh, after))
 
     def give_rest(self, after: After, host_tiles: Collection[int] = frozenset()) -> None:
-        """Hand over all that are left: the norm is known.
+        """Hand over the remaining tiles, once the norm is known.
 
         Args:
             after: What they must wait for.
-            host_tiles: Tiles that must be stepped where their state lives. Those that were given
-                before keep to what was said of them then: their gradient may be elsewhere.
+            host_tiles: Tiles that must be stepped where their state lives. Tiles already handed
+                over keep their earlier placement; their gradient may be elsewhere.
         """
         self.host_tiles = frozenset(host_tiles) - self.handed_over
         self.is_open = False
@@ -91,10 +91,10 @@ class TileQueue:
             self._queue.put(why)
 
     def take(self, wait: bool) -> Iterable[int]:
-        """Return those handed over since the last call; runs on the update's thread.
+        """Return the tiles handed over since the last call; runs on the update's thread.
 
         Args:
-            wait: Block until there is one; none then means that all have come.
+            wait: Block until there is one. An empty answer then means that all have come.
 
         Raises:
             UpdateError: It was given up, or the process is about to end.
@@ -106,7 +106,7 @@ class TileQueue:
             self._collect(wait and not self._pending)
             while self._pending:
                 tiles, after = self._pending[0]
-                # Rather those that can be stepped at once than newer ones that must be waited for.
+                # Return tiles that can be stepped at once before newer ones that must wait.
                 if after is not None and (found or not wait) and not after[1].reached():
                     break
                 self._pending.popleft()
@@ -121,7 +121,7 @@ class TileQueue:
 
     def _collect(self, wait: bool) -> None:
         """Take what was put into the queue, at least one thing if told to wait for it."""
-        # No deadline: step() may come as late as the user likes. Who ends the engine gives this up.
+        # No deadline: step() may come as late as the user likes. Ending the engine ends this wait.
         while True:
             try:
                 item = self._queue.get(wait, LOOK_S)

@@ -1,8 +1,8 @@
 """Waits of ZeRO-3's gathers for tiles of an update in flight.
 
 [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns. They
-lie between all others, so they get tiles of their own, which are updated first. Which tile is
-needed when is seen in the first iteration after an update: the order of its gathers.
+lie between all others, so they get tiles of their own, which are updated first. The order in which
+the other tiles are needed is the order of the gathers in the first iteration after an update.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TOO_EARLY = {
     f'"{STEP_BEFORE_NORM}" the last micro-batch of a window must have one backward, in which no '
     "parameter gets its gradient twice; set it to false",
 }
-"""Errors in place of waits that an open update would never end."""
+"""Raised instead of a wait that would deadlock on an open update."""
 
 
 class GatherBarrier:
     """Lets a gather of a parameter through once that parameter's own tiles are updated.
 
-    It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
-    engines of this process, which :func:`~deep_optimizer_states.install` lets past it.
+    It owns the order in which tiles are used. :func:`~deep_optimizer_states.install` makes the
+    gathers of all engines of this process wait here; it needs nothing else of stock.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GatherBarrier:
             self.background.wait_for_end()
 
     def before_gather(self, params: Iterable[Any]) -> None:
-        """Wait for tiles of ``params``, some of which may belong to other engines."""
+        """Wait for the tiles of ``params``; parameters of other engines are passed over."""
         own = [param.ds_id for param in params if param.ds_id in self._tiles_of]
         if own:
             self.background.check()
@@ -92,7 +92,7 @@ class GatherBarrier:
     def wait_for(self, ds_id: int, why: Wait) -> None:
         """Wait until the update in flight is done with a parameter."""
         tiles, update = self._tiles_of.get(ds_id), self.background.update
-        # Looked at once: a signal handler that saves ends the update in the middle of this.
+        # Read only once: a signal handler that saves may end the update at any point from here.
         if update is None or tiles is None:
             return
         tile_queue = update.tile_queue

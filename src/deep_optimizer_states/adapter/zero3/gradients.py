@@ -138,7 +138,7 @@ class GradientFlush(Gradients):
         return self._partial_home(ds_id) if ds_id in self._partial else self._home(ds_id)
 
     def use_spare_memory(self) -> None:
-        """Keep gradients on the device where only its memory stands against it."""
+        """Keep gradients on the device when memory is the only obstacle."""
         candidates = self._schedule.slot_subgroups
         chosen, spare = [], self._lanes.spare_bytes()
         for subgroup in candidates:
@@ -147,7 +147,8 @@ class GradientFlush(Gradients):
                 chosen.append(subgroup)
         self.drain()
         # The dynamic policy may leave any tile to the CPU, which reads host memory.
-        kept, taken = self._copies if self._schedule.dynamic else self._on_device, 0
+        kept = self._copies if self._schedule.dynamic else self._on_device
+        taken = 0
         for subgroup in chosen:
             home = self.host_grads(subgroup)
             kept[subgroup] = self._lanes.empty_device(home.numel(), home.dtype).copy_(home)
@@ -176,7 +177,7 @@ class GradientFlush(Gradients):
         return None
 
     def partition(self, params: list[Any], partitions: list[Tensor]) -> None:
-        """Flush this rank's share of reduced gradients to their home, without waiting for it.
+        """Start to flush this rank's share of reduced gradients to their home.
 
         Args:
             params: Parameters whose gradients were reduced.
@@ -202,7 +203,7 @@ class GradientFlush(Gradients):
         if stock.micro_step_id == 0:
             value = partition.to(dtype, copy=True)
         else:
-            # None: this parameter's first gradient ever comes late in a window.
+            # None when a parameter's first gradient arrives after the window's first micro-batch.
             if (flushed := self._flushed.get(ds_id)) is not None:
                 self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
             newest = self._newest(ds_id).narrow(0, 0, numel)
@@ -242,11 +243,11 @@ class GradientFlush(Gradients):
         self._pending.clear()
 
     def close(self) -> None:
-        """Wait for no flush any more: the lanes are about to end."""
+        """Stop waiting for flushes: the lanes are about to end."""
         self._is_closed = True
 
     def take_norms_from_homes(self) -> None:
-        """Take norms anew where the caller set the end of the window by hand, after backward."""
+        """Compute norms again after the caller ended the window by hand, after backward."""
         self.drain()
         stock, device = self._stock, get_accelerator().current_device_name()
         for ds_id in self._layout.slices:
@@ -287,8 +288,8 @@ class GradientFlush(Gradients):
     def are_finite(self) -> bool:
         """Return whether no gradient of this rank is infinite or NaN.
 
-        Stock reads all of the host's gradients twice. Norms that are finite say as much, where they
-        cover every gradient: one of a parameter that took no part is older, and not covered.
+        Stock scans all host gradients twice. Finite norms prove the same, unless a parameter got no
+        gradient in this window: its older gradient has no norm.
         """
         self.drain()
         norms, owned = self._stock.norm_for_param_grads, self._layout.owned
@@ -302,7 +303,7 @@ class GradientFlush(Gradients):
         return all(bool(torch.isfinite(grads).all()) for grads in every)
 
     def begin_step(self) -> None:
-        """Note who took part in the window, and say once what the update will drop."""
+        """Note which parameters got a gradient; warn once of gradients that the update drops."""
         self._active = set(self._stock.norm_for_param_grads)
         if self._has_warned or not self._is_managed:
             return
