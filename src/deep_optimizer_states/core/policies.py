@@ -30,7 +30,7 @@ from deep_optimizer_states.errors import PlanError
 
 DYNAMIC = "dynamic"
 PIPELINE_DEPTH = 2
-"""Time of a tile that finds the device idle, in tiles: one for the copies there and back."""
+"""Time of a tile on an idle device, in tiles: one for its copy there, one for its copy back."""
 MIN_TILE_FRACTION = 2**-10
 """Tiles below this share of the largest are the CPU's: they cost the device a launch each."""
 FIRST_STEPS = 3
