@@ -97,10 +97,10 @@ class Setup:
 
     def hand_over(self, tile_queue, *on_issued):
         """Run it with tiles that come one by one."""
-        run_handover(self.executor, self.schedule, tile_queue, self.work, *on_issued)
+        run_tile_queue(self.executor, self.schedule, tile_queue, self.work, *on_issued)
 
 
-def run_handover(executor, schedule, tile_queue, work, on_issued=lambda tile, event: None):
+def run_tile_queue(executor, schedule, tile_queue, work, on_issued=lambda tile, event: None):
     """Run an update whose tiles come one by one."""
     actions = schedule.actions(tile_queue, executor.start_split, executor.has_room)
     executor.run(work, actions, on_issued, lambda: not tile_queue.is_open)
@@ -159,7 +159,7 @@ def train(schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread):
 def _hand_over(executor, schedule, work, flush, parts, start):
     known, count = {}, len(work)
     tile_queue = TileQueue(range(count), executor.claimed, executor.follow)
-    join = start(functools.partial(run_handover, executor, schedule, tile_queue, known))
+    join = start(functools.partial(run_tile_queue, executor, schedule, tile_queue, known))
     order = [n for part in range(parts) for n in range(count)[::-1][part::parts]]
     for part in range(parts):
         mine = order[part * count // parts : (part + 1) * count // parts]

@@ -86,7 +86,7 @@ def without_waiting_in_step(_folder):
 
 def own_tail(homes, subgroup, _tail):
     """As if every subgroup ended in elements that stock's kernel takes one by one."""
-    return homes._runs[subgroup].numel - 5
+    return homes._slices[subgroup].numel - 5
 
 
 def count_every_subgroup(homes, subgroup):

@@ -238,7 +238,7 @@ def memory_as_taken(_folder):
                 assert bool(staged) == (case is not CASES["offload_param"])
                 state = bytes_of(taken) - bytes_of([own.tensors[0] for own in staged])
                 assert asked == [bytes_of(taken)], (name, policy)
-                numel = sum(run.numel for run in inside(engine, "homes")._runs)
+                numel = sum(part.numel for part in inside(engine, "homes")._slices)
                 if policy == "stride 2":
                     assert round(state / numel, 1) == num_bytes, (name, state / numel)
 
