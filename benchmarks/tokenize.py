@@ -31,7 +31,7 @@ from benchmarks.timing import BenchmarkError, Times
 from configs.cli import Parser, count, run_command
 from dataset.files import DatasetError, file_digest
 from dataset.indexed import bin_path, idx_path
-from dataset.prepare import Job, run
+from dataset.prepare import Preparation, run
 from dataset.readers import Reading, find
 from dataset.tokenizer import ByteLevelBpe, Choice
 
@@ -89,7 +89,7 @@ def _run_megatron(arguments: argparse.Namespace, text: Path, prefix: Path) -> fl
 def _run_ours(arguments: argparse.Namespace, text: Path, prefix: Path) -> float:
     """Do as ``python -m dataset prepare`` does; returns seconds."""
     begun_s = time.perf_counter()
-    job = Job(
+    job = Preparation(
         Reading(find([str(text)])),
         prefix.with_name("out"),
         Choice("gpt2-bpe", arguments.vocab_file, arguments.merge_file),

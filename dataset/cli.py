@@ -17,7 +17,7 @@ from dataset.embedded import CACHE_VARIABLE, OSCAR, Corpus, cache_folder
 from dataset.files import DatasetError
 
 if TYPE_CHECKING:
-    from dataset.prepare import Job
+    from dataset.prepare import Preparation
 
 FOUND_DAMAGE = 1
 SHOWN_BAD_LINES = 5
@@ -193,9 +193,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _own_job(arguments: argparse.Namespace) -> Job:
+def _own_job(arguments: argparse.Namespace) -> Preparation:
     from dataset import readers, tokenizer as tokenizers
-    from dataset.prepare import Job
+    from dataset.prepare import Preparation
 
     if arguments.output_prefix is None:
         raise DatasetError("--output-prefix P: give it; P_text_document.bin and .idx come out")
@@ -214,7 +214,7 @@ def _own_job(arguments: argparse.Namespace) -> Job:
         if not key or "/" in key or "\0" in key:
             raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
     files = readers.find(arguments.input, arguments.input_format)
-    return Job(
+    return Preparation(
         readers.Reading(files, keys, arguments.sample_by, max(1, int(arguments.part_mb * 2**20))),
         arguments.output_prefix,
         tokenizer,
@@ -228,7 +228,7 @@ def _workers(arguments: argparse.Namespace) -> int:
     return given or len(os.sched_getaffinity(0))
 
 
-def _oscar_job(arguments: argparse.Namespace) -> Job:
+def _oscar_job(arguments: argparse.Namespace) -> Preparation:
     from dataset import fetch
 
     folder = cache_folder(arguments.cache_dir) / OSCAR
@@ -249,7 +249,7 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
     return _own_job(arguments)
 
 
-def _run_job(job: Job) -> int:
+def _run_job(job: Preparation) -> int:
     from dataset.prepare import run
 
     if not job.append_eod:

@@ -60,7 +60,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class Preparation:
     """Files in, pairs out."""
 
     reading: Reading
@@ -140,7 +140,7 @@ class Finished:
     """Parts that this call made."""
 
 
-def run(job: Job, say: Say) -> Finished:
+def run(job: Preparation, say: Say) -> Finished:
     """Do a job, or what is left of it.
 
     Args:
@@ -165,7 +165,7 @@ def run(job: Job, say: Say) -> Finished:
         manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
         if job.append_eod:
             required_eod(tokenizer)
-        task = Task(job.work_folder, path, job.reading.keys, job.append_eod)
+        task = BlockEncoder(job.work_folder, path, job.reading.keys, job.append_eod)
         made = _make_parts(job, task, done)
         facts = [one for _, one in sorted((done | made).items())]
         _require_text(job, facts)
@@ -177,7 +177,7 @@ def run(job: Job, say: Say) -> Finished:
     return Finished(manifests, facts, len(made))
 
 
-def _finished_before(job: Job) -> list[Manifest]:
+def _finished_before(job: Preparation) -> list[Manifest]:
     found = []
     for prefix in map(job.prefix, job.reading.keys):
         paths = manifest.path_of(prefix), bin_path(prefix), idx_path(prefix)
@@ -195,7 +195,7 @@ def _finished_before(job: Job) -> list[Manifest]:
     return found
 
 
-def _claim(job: Job, say: Say) -> dict[int, Facts]:
+def _claim(job: Preparation, say: Say) -> dict[int, Facts]:
     """Return the parts that an earlier run of the same job finished; else begin anew.
 
     Work of other options is dropped when no part of it was finished: nothing is lost.
@@ -223,7 +223,7 @@ def _claim(job: Job, say: Say) -> dict[int, Facts]:
     return {}
 
 
-def _changes(job: Job, before: dict[str, Any]) -> list[str]:
+def _changes(job: Preparation, before: dict[str, Any]) -> list[str]:
     if not before:
         return ["its plan cannot be read"]
     pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
@@ -231,7 +231,7 @@ def _changes(job: Job, before: dict[str, Any]) -> list[str]:
     return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
 
 
-def _require_free(job: Job) -> None:
+def _require_free(job: Preparation) -> None:
     for key in job.reading.keys:
         for path_of in (bin_path, idx_path, manifest.path_of):
             if (path := path_of(job.prefix(key))).exists():
@@ -253,7 +253,7 @@ def _clear(folder: Path) -> None:
     (folder / PLAN_NAME).unlink(missing_ok=True)
 
 
-def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
+def _texts_to_learn_from(job: Preparation, say: Say) -> Iterator[str]:
     say(f"learning the vocabulary from at most {TRAIN_BYTES / MEGABYTE:,.0f} MB")
     left = TRAIN_BYTES
     with closing(blocks(job.reading)) as all_blocks:
@@ -266,7 +266,7 @@ def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
                 return
 
 
-def _make_parts(job: Job, task: Task, done: dict[int, Facts]) -> dict[int, Facts]:
+def _make_parts(job: Preparation, task: BlockEncoder, done: dict[int, Facts]) -> dict[int, Facts]:
     bar = progress("encoding", job.reading.total_bytes)
     made: dict[int, Facts] = {}
 
@@ -283,7 +283,7 @@ def _make_parts(job: Job, task: Task, done: dict[int, Facts]) -> dict[int, Facts
     return made
 
 
-def _require_text(job: Job, facts: list[Facts]) -> None:
+def _require_text(job: Preparation, facts: list[Facts]) -> None:
     """Check that every key has text; parts without any are of no use and cleared."""
     for number, key in enumerate(job.reading.keys):
         if not any(one.text_bytes[number] for one in facts):
@@ -295,7 +295,7 @@ def _require_text(job: Job, facts: list[Facts]) -> None:
             raise DatasetError(f"the input holds no text under '{key}'{first}{advice}")
 
 
-def _require_unchanged(job: Job) -> None:
+def _require_unchanged(job: Preparation) -> None:
     """Check that the input is still what the plan says: parts of two versions belong to none."""
     for file in job.reading.files:
         try:
@@ -309,7 +309,7 @@ def _require_unchanged(job: Job) -> None:
             )
 
 
-def _damaged_files(job: Job, facts: list[Facts]) -> list[str]:
+def _damaged_files(job: Preparation, facts: list[Facts]) -> list[str]:
     """Say of which files more than a few records were no documents."""
     records, bad = Counter[int](), Counter[int]()
     for file, count, num_bad in (row for one in facts for row in one.of_files):
@@ -320,7 +320,7 @@ def _damaged_files(job: Job, facts: list[Facts]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
+def _list_bad_lines(job: Preparation, facts: list[Facts]) -> None:
     if not any(one.num_bad for one in facts):
         return
     path = job.bad_lines_path
@@ -332,7 +332,7 @@ def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
 
 
 @dataclass(frozen=True)
-class Task:
+class BlockEncoder:
     """Common to all blocks of a job; worker processes get it."""
 
     folder: Path
@@ -457,7 +457,7 @@ def _read_part(path: Path, name: str, key: int) -> NDArray[Any]:
 
 
 def _join(
-    job: Job, facts: Sequence[Facts], tokenizer: Tokenizer, damaged: list[str]
+    job: Preparation, facts: Sequence[Facts], tokenizer: Tokenizer, damaged: list[str]
 ) -> list[Manifest]:
     """Make the pair of every key; killed at any moment, the same call makes the same files.
 
@@ -470,7 +470,7 @@ def _join(
     return made
 
 
-def _pair(job: Job, number: int, facts: Sequence[Facts], tokenizer: Tokenizer) -> Manifest:
+def _pair(job: Preparation, number: int, facts: Sequence[Facts], tokenizer: Tokenizer) -> Manifest:
     paths = [part_path(job.work_folder, one.number) for one in facts]
     dtype = indexed.id_type(tokenizer.vocab_size)
     draft = job.work_folder / f"unfinished-{number}"

@@ -38,7 +38,7 @@ CPU = {"device": "cpu", "pin_memory": True}
 
 
 @dataclass(frozen=True)
-class Room:
+class NodeMemory:
     """Memory of one node, whose ranks share its host memory."""
 
     gpus: int
@@ -53,7 +53,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Task:
+class Training:
     """A model, and how it is to be trained."""
 
     model: Model
@@ -168,7 +168,7 @@ def advise(given: argparse.Namespace) -> int:
     return int(best is None)
 
 
-def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
+def _asked(given: argparse.Namespace) -> tuple[Training, NodeMemory]:
     path = Path(given.model)
     path = path / "config.json" if path.is_dir() else path
     model = read_config(path) if path.suffix == ".json" else load_model(given.model)[0]
@@ -183,17 +183,17 @@ def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
                           "--host-memory in GiB")  # fmt: skip
     node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
     sequence = given.sequence_length or model.seq_length
-    task = Task(model, sequence, given.micro_batch, given.dtype)
-    return task, Room(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
+    task = Training(model, sequence, given.micro_batch, given.dtype)
+    return task, NodeMemory(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
 
 
-def notes_of(rung: Rung, room: Room) -> list[str]:
+def notes_of(rung: Rung, room: NodeMemory) -> list[str]:
     """Return what has to be known of a chosen rung."""
     notes = [(CHECKPOINTING, rung.checkpointing), (GLIBC, room.device_bytes is None)]
     return [note for note, applies in (*notes, (NARROW, _is_narrow(rung.config))) if applies]
 
 
-def _nearest(rungs: list[Rung], room: Room) -> str:
+def _nearest(rungs: list[Rung], room: NodeMemory) -> str:
     """Return which memory is short by how much on the rung that is nearest to fitting."""
     usable = {"host": USABLE * room.host_bytes, "device": USABLE * (room.device_bytes or 0)}
 
@@ -214,7 +214,9 @@ def _nearest(rungs: list[Rung], room: Room) -> str:
     )
 
 
-def _as_json(rungs: list[Rung], best: Rung | None, notes: list[str], task: Task) -> dict[str, Any]:
+def _as_json(
+    rungs: list[Rung], best: Rung | None, notes: list[str], task: Training
+) -> dict[str, Any]:
     return {
         "predicted": True,
         "parameters": task.model.numel,
@@ -246,7 +248,9 @@ def _as_json(rungs: list[Rung], best: Rung | None, notes: list[str], task: Task)
     }
 
 
-def _as_text(rungs: list[Rung], best: Rung | None, notes: list[str], task: Task, room: Room) -> str:
+def _as_text(
+    rungs: list[Rung], best: Rung | None, notes: list[str], task: Training, room: NodeMemory
+) -> str:
     model = task.model
     ranks = f"{room.gpus} rank{'s'[: room.gpus > 1]}"
     gpu = f"{room.device_bytes / GIB:.0f} GiB a GPU" if room.device_bytes else "no GPU"
@@ -286,7 +290,7 @@ def _lack(rung: Rung) -> str:
     return f"does not fit: {', '.join(lacks)}"
 
 
-def ladder(task: Task, room: Room) -> list[Rung]:
+def ladder(task: Training, room: NodeMemory) -> list[Rung]:
     """Return all rungs: first those that fit, of these the fastest first.
 
     Those in fewer bits than were asked for come after the others, and those without a time after
@@ -296,7 +300,9 @@ def ladder(task: Task, room: Room) -> list[Rung]:
     return sorted(rungs, key=lambda rung: rung.urgency)
 
 
-def _best_batch(name: str, setting: dict[str, Any], is_exact: bool, task: Task, room: Room) -> Rung:
+def _best_batch(
+    name: str, setting: dict[str, Any], is_exact: bool, task: Training, room: NodeMemory
+) -> Rung:
     """Return a rung with the micro-batch and the checkpointing that are best for it.
 
     A smaller micro-batch is made up for by accumulation; the leanest way is the last.
@@ -325,7 +331,7 @@ def _best_batch(name: str, setting: dict[str, Any], is_exact: bool, task: Task, 
     return _rung(name, *way, is_exact, room)
 
 
-def _passes_s(workload: Workload, room: Room) -> float:
+def _passes_s(workload: Workload, room: NodeMemory) -> float:
     """Return forward and backward, in which alone such ways differ; infinite where not known."""
     if room.machine is None:
         return math.inf
@@ -336,7 +342,7 @@ def _passes_s(workload: Workload, room: Room) -> float:
     return found.forward_s + found.backward_s
 
 
-def _lacks(workload: Workload, room: Room) -> tuple[Peaks, dict[str, float]]:
+def _lacks(workload: Workload, room: NodeMemory) -> tuple[Peaks, dict[str, float]]:
     """Return what a rank takes, and what the room is short of for all of them."""
     peaks = peaks_of(workload, room.device_bytes is not None)
     lacks = {"host": peaks.node_bytes(room.ranks_a_node) - USABLE * room.host_bytes}
@@ -345,7 +351,7 @@ def _lacks(workload: Workload, room: Room) -> tuple[Peaks, dict[str, float]]:
     return peaks, {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
 
 
-def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], bool]]:
+def _settings(task: Training, room: NodeMemory) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield name, DeepSpeed's JSON without the batch, and whether it has the bits asked for.
 
     From what is usually fastest to the leanest, for where no time is known.
@@ -405,7 +411,7 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
 
 
 def _rung(
-    name: str, config: dict[str, Any], workload: Workload, is_exact: bool, room: Room
+    name: str, config: dict[str, Any], workload: Workload, is_exact: bool, room: NodeMemory
 ) -> Rung:
     reason, seconds = "", None
     if room.machine is None:

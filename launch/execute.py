@@ -20,7 +20,7 @@ from launch.ops import ready_extensions
 from launch.process.live import LiveLine
 from launch.process.monitor import Gpus, look_around, monitoring
 from launch.process.outcome import judge
-from launch.process.supervise import Companion, Ending, Job, Members, supervise
+from launch.process.supervise import Companion, Ending, Members, ProcessSpec, supervise
 from launch.records import (
     INTERRUPTED,
     Driver,
@@ -79,7 +79,7 @@ def execute(task: Task, options: RunOptions, live: LiveLine | None = None) -> Ou
     return Outcome(folder, status, ending.stop_signal)
 
 
-def prepare(task: Task, options: RunOptions, folder: RunFolder, extensions: Path) -> Job:
+def prepare(task: Task, options: RunOptions, folder: RunFolder, extensions: Path) -> ProcessSpec:
     """Write what the ranks read, and return what is to be started.
 
     ``extensions`` is the folder of their compiled ops.
@@ -103,7 +103,7 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder, extensions: Path
     metrics = folder.metrics if trainer.writes_metrics else None
     beside = companions(point, folder.path)
     limits = (options.timeout_s, options.hang_s)
-    return Job(command, ROOT, environment, folder.log, metrics, beside, *limits)
+    return ProcessSpec(command, ROOT, environment, folder.log, metrics, beside, *limits)
 
 
 def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:

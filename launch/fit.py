@@ -87,7 +87,7 @@ print(json.dumps([name for name in types if not (name == "bf16" and emulates)]))
 
 
 @dataclass(frozen=True)
-class Machine:
+class Host:
     """Free memory of the host and of each GPU that torch can use, and what its processor can do."""
 
     host_free_bytes: int
@@ -100,19 +100,19 @@ class Machine:
     A function, because asking torch takes seconds and few commands need the answer."""
 
 
-def machine_of(profile: Profile) -> Machine:
+def machine_of(profile: Profile) -> Host:
     """Return a machine of a profile on which nothing else runs."""
     gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
-    return Machine(int(profile.host_memory_bytes), gpus)
+    return Host(int(profile.host_memory_bytes), gpus)
 
 
-def probe_machine() -> Machine:
+def probe_machine() -> Host:
     """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
     gpus: tuple[int, ...] = ()
     if any(Path(name).exists() for name in _DEVICE_FILES):
         # No torch, a torch for CPUs, or a driver that does not answer: the ranks would see none.
         gpus = tuple(_asked_of_torch(_ASK_MEMORY) or ())
-    return Machine(free_host_bytes(), gpus, ask_half_types)
+    return Host(free_host_bytes(), gpus, ask_half_types)
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def _asked_of_torch(program: str) -> list[Any] | None:
         return None
 
 
-def runs_on_gpu(point: Point, machine: Machine) -> bool:
+def runs_on_gpu(point: Point, machine: Host) -> bool:
     """Return whether the point's ranks use CUDA on this machine."""
     return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
 
@@ -166,7 +166,7 @@ def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int
     return int(MARGIN * peaks.host_bytes * point.num_ranks), int(MARGIN * device)
 
 
-def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
+def shortages(point: Point, machine: Host, trainer: Trainer) -> list[str]:
     """Return what the point needs and this machine lacks of GPUs and memory, a line each.
 
     Empty where there is enough, or where the point's memory is not predicted.
@@ -197,7 +197,7 @@ def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
     ]
 
 
-def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
+def memory_text(point: Point, machine: Host, trainer: Trainer) -> str:
     """Say what memory the point needs and whether it is there, or why it is not predicted."""
     on_gpu = runs_on_gpu(point, machine)
     short = "; ".join(shortages(point, machine, trainer))
@@ -216,7 +216,7 @@ def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
 def largest_model_that_fits(
     names: Sequence[str],
     points_of: Callable[[str], Sequence[Point]],
-    machine: Machine,
+    machine: Host,
     trainer: Trainer,
 ) -> str:
     """Return the name of the largest model, the smallest first, all of whose points fit.
@@ -231,7 +231,7 @@ def largest_model_that_fits(
     raise ConfigError(f"{names[0]} does not fit: {'; '.join(shortages(short, machine, trainer))}")
 
 
-def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
+def lacks(point: Point, machine: Host, options: RunOptions) -> list[str]:
     """Return why the point cannot run here with these options, a line each; empty when it can.
 
     Of hosts that are not this one it is not known what they have.
@@ -251,7 +251,7 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
 
 
 def why_not_here(
-    point: Point, machine: Machine, options: RunOptions, memory_check: bool = True
+    point: Point, machine: Host, options: RunOptions, memory_check: bool = True
 ) -> str:
     """Say what a point needs that this machine lacks; empty when it can be run."""
     reasons = lacks(point, machine, options)
@@ -261,7 +261,7 @@ def why_not_here(
 
 
 def refuse_what_cannot_run(
-    point: Point, machine: Machine, options: RunOptions, memory_check: bool = True
+    point: Point, machine: Host, options: RunOptions, memory_check: bool = True
 ) -> None:
     """Stop before a run that cannot be, or cannot end well.
 
@@ -272,7 +272,7 @@ def refuse_what_cannot_run(
         raise ConfigError(f"{point.model.name} with engine '{point.engine}': {reason}")
 
 
-def _lack(need: str, point: Point, machine: Machine) -> str:
+def _lack(need: str, point: Point, machine: Host) -> str:
     if need == GPU:
         on_gpu = runs_on_gpu(point, machine) and machine.gpu_free_bytes
         return "" if on_gpu else "needs a GPU, and this run has none"
@@ -290,7 +290,7 @@ def _lack(need: str, point: Point, machine: Machine) -> str:
     return f"needs {need}, and {version} is installed"
 
 
-def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+def _fp16_lack(point: Point, machine: Host, options: RunOptions) -> str:
     if point.dtype != "fp16" or runs_on_gpu(point, machine):
         return ""
     has_block = options.trainer.ds_config(point).get("fp16", {}).get("enabled")
@@ -299,7 +299,7 @@ def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
     return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
 
 
-def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+def _link_lack(point: Point, machine: Host, options: RunOptions) -> str:
     if not point.link_mbit:
         return ""
     if point.num_ranks == 1:
@@ -318,7 +318,7 @@ def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
 
 
 def in_fast_type(
-    points: Sequence[Point], machine: Machine, options: RunOptions
+    points: Sequence[Point], machine: Host, options: RunOptions
 ) -> tuple[list[Point], dict[str, str]]:
     """Give points of the small form whose type nobody chose the one that is fast here.
 
@@ -361,7 +361,7 @@ class Estimate:
     """:data:`AS_BEFORE`, ``rough, from the rates of NAME``, or why it is not known."""
 
 
-def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
+def estimate(point: Point, machine: Host, records: Sequence[Record] = ()) -> Estimate:
     """Estimate the seconds that a point will take, after earlier runs, the newest last."""
     key = settings_key(point)
     for record in reversed(records):
@@ -383,7 +383,7 @@ def _iteration_on_gpus(point: Point) -> float:
     return predict(workload_of(point), profile).iteration_s
 
 
-def _seconds_on_cpu(point: Point, machine: Machine) -> float:
+def _seconds_on_cpu(point: Point, machine: Host) -> float:
     """Return the seconds of a run: its start, its matrix products, and calls of Python."""
     profile, cores = load_machine(CPU_PROFILE), usable_cores()
     assert profile.rates.device_flops_per_s

@@ -10,14 +10,14 @@ from configs.cli import say
 from configs.fields import shaped_links
 from configs.schema import Point
 from launch.data import data_prefix, data_words, is_embedded, require_vocabulary
-from launch.fit import Machine, estimate, lacks, memory_text
+from launch.fit import Host, estimate, lacks, memory_text
 from launch.process.watch import duration_text
 from launch.records import next_run_path, read_records, sweep_dir
-from launch.sweep_runner import Plan, Request, total_text, what_would_run
+from launch.sweep_runner import Request, SweepPlan, total_text, what_would_run
 from launch.task import RunOptions
 
 
-def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
+def dry_run(plan: SweepPlan, names: Sequence[str], request: Request) -> None:
     """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON."""
     decisions = what_would_run(plan, request)
     for point in plan.points:
@@ -32,7 +32,7 @@ def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
     say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
 
 
-def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:
+def describe(point: Point, machine: Host, options: RunOptions, more: Sequence[str] = ()) -> str:
     """Say what a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON.
 
     The lines ``more`` come after its name.

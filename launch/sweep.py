@@ -22,7 +22,7 @@ from launch.derive import derive
 from launch.fit import (
     DTYPE_TEXT,
     GPU_PROFILE,
-    Machine,
+    Host,
     in_fast_type,
     largest_model_that_fits,
     machine_of,
@@ -35,8 +35,8 @@ from launch.listing import listing
 from launch.preview import dry_run
 from launch.simulate.command import Simulation, simulate_sweep
 from launch.sweep_runner import (
-    Plan,
     Request,
+    SweepPlan,
     all_records,
     reasons_in_index,
     run_all,
@@ -46,7 +46,7 @@ from launch.task import RunOptions
 from launch.trainers import trainer_of
 
 
-def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
+def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
     """Return the points of a sweep on this machine.
 
     Without a GPU, and without a model that was asked for, a sweep runs in its small form.
@@ -69,12 +69,10 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)
-    return Plan(sweep, tuple(points), machine, options, data)
+    return SweepPlan(sweep, tuple(points), machine, options, data)
 
 
-def _sized(
-    sweep: Sweep, given: Namespace, is_tiny: bool, room: Machine
-) -> tuple[Sweep, list[Point]]:
+def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[Sweep, list[Point]]:
     """The sweep in the form, with the engines and fields that were asked for, and its points.
 
     A model that is left open is the largest that there is room for.
@@ -194,7 +192,9 @@ def main(argv: Sequence[str]) -> int:
     return worst
 
 
-def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: float | None) -> int:
+def _run_plan(
+    plan: SweepPlan, given: Namespace, plans: Sequence[SweepPlan], deadline_s: float | None
+) -> int:
     names = choose_points(plan.points, given.only, given.index)
     for line in (plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
         if line:
@@ -216,7 +216,7 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
     return _run(plan, names, request, with_report=not given.no_report)
 
 
-def _as_with_gpus(plan: Plan) -> Plan:
+def _as_with_gpus(plan: SweepPlan) -> SweepPlan:
     points = [
         point.model_copy(update={"device": "cuda"} if point.device == "auto" else {})
         for point in plan.points
@@ -224,7 +224,7 @@ def _as_with_gpus(plan: Plan) -> Plan:
     return replace(plan, points=tuple(points))
 
 
-def _report_anew(plan: Plan, request: Request) -> int:
+def _report_anew(plan: SweepPlan, request: Request) -> int:
     records = all_records(plan, request)
     if not records:
         complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
@@ -241,7 +241,7 @@ def _report_anew(plan: Plan, request: Request) -> int:
     return derive(plan.folder, plan.sweep.figures)
 
 
-def _run(plan: Plan, names: Sequence[str], request: Request, *, with_report: bool) -> int:
+def _run(plan: SweepPlan, names: Sequence[str], request: Request, *, with_report: bool) -> int:
     here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]
     if all(why_not_here(point, *here) for point in chosen):

@@ -18,7 +18,7 @@ from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from launch.execute import Outcome, execute
-from launch.fit import AS_BEFORE, Machine, estimate, why_not_here
+from launch.fit import AS_BEFORE, Host, estimate, why_not_here
 from launch.process.live import LiveLine
 from launch.process.supervise import end_leftovers
 from launch.process.watch import duration_text
@@ -44,13 +44,13 @@ _OF_RECORDS = ("engine", "repeat", "log", "status", "seconds", "cause")
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep asks for on this machine."""
 
     sweep: Sweep
     points: tuple[Point, ...]
     """Every point once, named."""
-    machine: Machine
+    machine: Host
     options: RunOptions
     data: str = ""
     """Which data the command line chose, in a line; empty when it chose none."""
@@ -121,7 +121,7 @@ class Progress:
         return f"{num_runs} runs: {', '.join(parts)}"
 
 
-def run_all(plan: Plan, request: Request) -> Progress:
+def run_all(plan: SweepPlan, request: Request) -> Progress:
     """Run what is to be run, and keep ``sweep.json`` up to date.
 
     A point that fails, hangs or cannot even be started does not stop the others.
@@ -139,7 +139,7 @@ def run_all(plan: Plan, request: Request) -> Progress:
 class _Call:
     """One call of a sweep."""
 
-    plan: Plan
+    plan: SweepPlan
     request: Request
     tasks: list[Task]
     progress: Progress
@@ -283,14 +283,14 @@ def _settle_leftovers(folder: Path) -> None:
             RunFolder(record.path, record.log).write_status(status)
 
 
-def all_records(plan: Plan, request: Request) -> list[Record]:
+def all_records(plan: SweepPlan, request: Request) -> list[Record]:
     """Return the runs of the sweep's folder, and of those shared with it, the newest last."""
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
 
 
-def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
+def what_would_run(plan: SweepPlan, request: Request) -> dict[str, list[Decision]]:
     """Decide for each repeat of the points, by their names, whether it would run; make no data.
 
     A point whose data is not there yet was never run on it.
@@ -302,7 +302,9 @@ def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
     return {name: known.get(name, [Decision(True) for _ in repeats]) for name in names}
 
 
-def _decisions(plan: Plan, request: Request, tasks: Sequence[Task]) -> dict[str, list[Decision]]:
+def _decisions(
+    plan: SweepPlan, request: Request, tasks: Sequence[Task]
+) -> dict[str, list[Decision]]:
     """Decisions on the tasks that are asked for, by the names of their points."""
     records = all_records(plan, request)
     found: dict[str, list[Decision]] = {}
@@ -321,7 +323,7 @@ def reasons_in_index(sweep_folder: Path) -> dict[str, str]:
 
 
 def write_index(
-    plan: Plan, tasks: Sequence[Task], records: Sequence[Record], reasons: Mapping[str, str]
+    plan: SweepPlan, tasks: Sequence[Task], records: Sequence[Record], reasons: Mapping[str, str]
 ) -> None:
     """Write ``sweep.json`` anew from the run folders, see docs/design.md.
 
@@ -364,7 +366,7 @@ def write_index(
         say(f"{plan.folder / INDEX}: not written: {error.strerror}")
 
 
-def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
+def total_text(plan: SweepPlan, would_run: Mapping[str, Sequence[Decision]]) -> str:
     """Say how long the runs that are left of the points in ``would_run`` will take, if known."""
     records = read_records(plan.folder)
     points = [point for point in plan.points if point.name in would_run]

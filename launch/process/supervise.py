@@ -151,7 +151,7 @@ class Companion:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProcessSpec:
     """What to start, and when to give it up."""
 
     command: Sequence[str]
@@ -199,7 +199,7 @@ Show = Callable[[ProgressWatch], object]
 
 
 def supervise(
-    job: Job, beside: Beside | None = None, echo: bool = False, show: Show | None = None
+    job: ProcessSpec, beside: Beside | None = None, echo: bool = False, show: Show | None = None
 ) -> Ending:
     """Run a job to its end.
 
@@ -256,7 +256,9 @@ def _stop_requests() -> Iterator[list[int]]:
 class _Run:
     """The commands of a job that have been started and not been reaped."""
 
-    def __init__(self, job: Job, output: IO[bytes], stops: list[int], show: Show | None) -> None:
+    def __init__(
+        self, job: ProcessSpec, output: IO[bytes], stops: list[int], show: Show | None
+    ) -> None:
         self.members = Members(job.token)
         self._job = job
         self._output = output

@@ -19,7 +19,7 @@ from configs.errors import ConfigError
 from configs.files import last_lines
 from configs.schema import Point
 from launch.ds_json import deepspeed_config
-from launch.fit import Machine, probe_machine, runs_on_gpu
+from launch.fit import Host, probe_machine, runs_on_gpu
 from launch.identity import git_state
 from launch.launchers import Program
 from launch.records import RunFolder
@@ -162,7 +162,7 @@ class MegatronDeepSpeed(Trainer):
         return consumed >= point.iterations * point.global_batch_size
 
 
-_machine: Callable[[], Machine] = functools.cache(probe_machine)
+_machine: Callable[[], Host] = functools.cache(probe_machine)
 """Asked once: it may start a process that loads torch."""
 
 

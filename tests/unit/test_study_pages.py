@@ -16,7 +16,7 @@ from configs.errors import ConfigError
 from configs.study import load_study
 from configs.sweep import load_sweep
 from launch import cli, config_n_run, run, sweep
-from launch.fit import HALF_TYPES, Machine
+from launch.fit import HALF_TYPES, Host
 
 LONGEST_PAGE = 120
 COMMANDS = [(page.stem, command) for page in PAGES for command in commands(page.read_text())]
@@ -65,7 +65,7 @@ def check_sweep(argv):
     given = sweep.build_parser(study).read(argv)
     if not given.list:
         one = load_sweep(given.sweep or study.default_sweep, study)
-        plan = sweep.make_plan(one, given, Machine(20 << 30))
+        plan = sweep.make_plan(one, given, Host(20 << 30))
         assert sweep.choose_points(plan.points, given.only, given.index)
 
 

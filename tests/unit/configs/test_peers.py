@@ -6,7 +6,7 @@ from configs.study import load_study, make_point
 from configs.sweep import load_sweep
 from deep_optimizer_states.config import read_settings
 from launch.ds_json import deepspeed_config
-from launch.fit import Machine, shortages
+from launch.fit import Host, shortages
 from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER
 
@@ -61,14 +61,14 @@ def test_rows_of_the_plugin_are_checked_by_its_own_config():
 )
 def test_memory_of_a_row_is_known_or_it_is_let_through(engine, free_gib, place):
     point = make_point({"model": "1.3B", "dp": 1, "engine": engine, "device": "cuda"}, study=PEERS)
-    lines = shortages(point, Machine(400 * GIB, (free_gib * GIB,)), OWN_TRAINER)
+    lines = shortages(point, Host(400 * GIB, (free_gib * GIB,)), OWN_TRAINER)
     assert len(lines) == bool(place)
     assert all(place in line for line in lines)
 
 
 def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():
     sweep = load_sweep("gpu", PEERS)
-    machine = Machine(60 * GIB, (24 * GIB,))
+    machine = Host(60 * GIB, (24 * GIB,))
     given = build_parser(PEERS).read(["--device", "cuda", "--study", "peers"])
     plan = make_plan(sweep, given, machine)
     assert {point.model.name for point in plan.points} == {"1.3B"}

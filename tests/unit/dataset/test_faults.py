@@ -25,7 +25,9 @@ def play(tmp_path, monkeypatch):
     def run(folder, point=None):
         lines = []
         reading = readers.Reading(readers.find([str(text)]), ("text",), block_bytes=300)
-        job = prepare.Job(reading, folder / "out", Choice("train-bpe", vocab_size=262), True)
+        job = prepare.Preparation(
+            reading, folder / "out", Choice("train-bpe", vocab_size=262), True
+        )
         with Watch(ROOT / "dataset", lambda name: "main", point) as watch:
             try:
                 prepare.run(job, lines.append)

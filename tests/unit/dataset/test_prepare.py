@@ -10,7 +10,15 @@ from full_disk import files_of_at_most
 from dataset import indexed, manifest, prepare as module, readers
 from dataset.files import DatasetError
 from dataset.pairs import inspect_pair, merge
-from dataset.prepare import ARRAYS, Facts, Job, Task, finished_parts, part_path, write_part
+from dataset.prepare import (
+    ARRAYS,
+    BlockEncoder,
+    Facts,
+    Preparation,
+    finished_parts,
+    part_path,
+    write_part,
+)
 from dataset.readers import Reading
 from dataset.tokenizer import Choice, load
 
@@ -31,7 +39,7 @@ def text(tmp_path):
 
 def job(text, output, **options):
     keys, size = options.pop("keys", ("text",)), options.pop("size", 300)
-    return Job(
+    return Preparation(
         Reading(readers.find([str(text)]), keys, block_bytes=size),
         output,
         options.pop("tokenizer", Choice("train-bpe", vocab_size=290)),
@@ -86,7 +94,7 @@ def test_sequences_of_a_document_are_kept_apart_and_the_last_one_is_closed(tmp_p
 
 def stop_after(monkeypatch, number):
     """Let the worker die after some parts."""
-    real, count = Task.encode, 0
+    real, count = BlockEncoder.encode, 0
 
     def encode(task, block):
         nonlocal count
@@ -95,7 +103,7 @@ def stop_after(monkeypatch, number):
             raise KeyboardInterrupt
         return real(task, block)
 
-    monkeypatch.setattr(Task, "encode", encode)
+    monkeypatch.setattr(BlockEncoder, "encode", encode)
 
 
 def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monkeypatch):
@@ -175,14 +183,14 @@ def test_a_finished_job_whose_files_were_damaged_since_is_not_called_finished(
 def test_input_that_changes_while_it_is_read_is_not_published(text, tmp_path, monkeypatch, change):
     content = text.read_text()
     with monkeypatch.context() as patch:
-        real = Task.encode
+        real = BlockEncoder.encode
 
         def encode(task, block):
             if block.number == 3:
                 change(text)
             return real(task, block)
 
-        patch.setattr(Task, "encode", encode)
+        patch.setattr(BlockEncoder, "encode", encode)
         with pytest.raises(
             DatasetError, match=r"x.jsonl changed while it was read: delete .*a.parts"
         ):

@@ -12,8 +12,8 @@ from ds_config.advise import (
     CHECKPOINTING,
     GLIBC,
     NARROW,
-    Room,
-    Task,
+    NodeMemory,
+    Training,
     ladder,
     notes_of,
 )
@@ -27,7 +27,7 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-TASK = Task(model_of_config(LLAMA), 2048, 4, "bf16")
+TASK = Training(model_of_config(LLAMA), 2048, 4, "bf16")
 NAMES = [
     "stage 0",
     "stage 1",
@@ -54,7 +54,7 @@ CHANGED = {name for name in NAMES if "16-bit" in name or "NVMe" in name or name 
 
 
 def room(gpus=1, device=24, host=128, **fields):
-    return Room(gpus, gpus, device and device * GIB, host * GIB, **fields)
+    return NodeMemory(gpus, gpus, device and device * GIB, host * GIB, **fields)
 
 
 def advise(capsys, *words, code=0):

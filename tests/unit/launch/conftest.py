@@ -7,13 +7,13 @@ from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import task as task_module
-from launch.fit import HALF_TYPES, Machine
-from launch.sweep_runner import Plan
+from launch.fit import HALF_TYPES, Host
+from launch.sweep_runner import SweepPlan
 from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer
 
 FAKES = Path(__file__).resolve().parent / "fakes"
-CPU = Machine(20 * GIB)
+CPU = Host(20 * GIB)
 OWN = """
 extends = "interleaved"
 title = "engines of mine"
@@ -76,7 +76,7 @@ def plan(tmp_path, monkeypatch):
         sweep = sweep or load_sweep("basic")
         points = sweep.points("tiny", {"device": "cpu"})
         options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
-        return Plan(sweep, tuple(points), machine, options)
+        return SweepPlan(sweep, tuple(points), machine, options)
 
     return make
 

@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.study import make_point
 from launch import execute
 from launch.execute import companions
-from launch.fit import Machine
+from launch.fit import Host
 from launch.ops import ready_extensions
 from launch.preview import describe
 from launch.task import RunOptions, Task
@@ -23,16 +23,16 @@ def point():
 def test_data_that_are_not_there_are_named_before_a_run():
     point = make_point({"model": "tiny", "data_prefix": "/none/such"})
     with pytest.raises(ConfigError, match=r"no file '/none/such\.bin'"):
-        describe(point, Machine(2**34), RunOptions(Path("r"), "single"))
+        describe(point, Host(2**34), RunOptions(Path("r"), "single"))
 
 
 def test_a_dry_run_says_that_links_are_shaped_and_starts_the_run_behind_them():
     point = make_point({"model": "tiny", "dp": 2, "global_batch_size": 4, "link_mbit": 20})
-    words = describe(point, Machine(2**34), RunOptions(Path("r"), "single"))
+    words = describe(point, Host(2**34), RunOptions(Path("r"), "single"))
     assert "\nlinks    20 Mbit/s links, shaped\n" in words
     assert "-m launch.links bridge 20 " in words
     plain = point.model_copy(update={"link_mbit": 0})
-    assert "link" not in describe(plain, Machine(2**34), RunOptions(Path("r"), "single"))
+    assert "link" not in describe(plain, Host(2**34), RunOptions(Path("r"), "single"))
 
 
 def lock(ops, age_s, op="cpu_adam"):
@@ -94,7 +94,7 @@ def test_a_folder_of_ops_that_cannot_be_written_is_refused_by_name(tmp_path, mon
 
 
 def test_each_gpu_of_the_ranks_has_a_hog(point, tmp_path, monkeypatch):
-    machine = Machine(host_free_bytes=2**40, gpu_free_bytes=(2**36,) * 4)
+    machine = Host(host_free_bytes=2**40, gpu_free_bytes=(2**36,) * 4)
     monkeypatch.setattr(execute, "probe_machine", lambda: machine)
     point = point.model_copy(update={"hog_share": 0.4, "dp": 2, "device": "auto"})
     found = companions(point, tmp_path)

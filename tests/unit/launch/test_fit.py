@@ -13,7 +13,7 @@ from launch import fit, links
 from launch.fit import (
     HALF_TYPES,
     NO_PRODUCT,
-    Machine,
+    Host,
     ask_half_types,
     estimate,
     lacks,
@@ -28,9 +28,9 @@ from launch.trainers import OWN_TRAINER, TRAINERS
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
 
-LAPTOP = Machine(host_free_bytes=12 * GIB)
-H100_NODE = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
-SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
+LAPTOP = Host(host_free_bytes=12 * GIB)
+H100_NODE = Host(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
+SMALL_GPU = Host(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
 NO_SUCH = (
     "needs no-such>=1, and no-such is not installed; `make setup-tests` installs what shipped "
     "studies need"
@@ -72,9 +72,9 @@ def test_more_ranks_than_gpus_are_refused_and_the_remedy_is_fewer(monkeypatch):
     [
         (H100_NODE, "20B"),
         (SMALL_GPU, "3B"),
-        (Machine(120 * GIB, (139 * GIB,)), "3B"),
-        (Machine(160 * GIB, (139 * GIB,)), "7B"),
-        (Machine(4 * GIB, (139 * GIB,)), None),
+        (Host(120 * GIB, (139 * GIB,)), "3B"),
+        (Host(160 * GIB, (139 * GIB,)), "7B"),
+        (Host(4 * GIB, (139 * GIB,)), None),
     ],
 )
 def test_auto_takes_the_largest_model_that_fits(machine, model):
@@ -100,9 +100,9 @@ def test_a_pipelines_memory_is_not_predicted_which_is_said():
 
 INSTALLED = metadata.version("deepspeed")
 MEGATRON, OWN = MegatronDeepSpeed.name, OwnTrainer.name
-CPU = Machine(20 * GIB)
-GPU = Machine(160 * GIB, (80 * GIB,))
-GPUS = Machine(500 * GIB, (80 * GIB,) * 4)
+CPU = Host(20 * GIB)
+GPU = Host(160 * GIB, (80 * GIB,))
+GPUS = Host(500 * GIB, (80 * GIB,) * 4)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ class TestNeeds:
         assert lacks(mine({"needs": ["gpu", "no-such>=1"]}), CPU, options) == []
 
     def test_fp16_is_refused_where_deepspeed_has_none(self, options, monkeypatch):
-        slow = Machine(20 * GIB, half_types=lambda: frozenset({"bf16"}))
+        slow = Host(20 * GIB, half_types=lambda: frozenset({"bf16"}))
         half, others = mine({}, dtype="fp16"), [mine({}, dtype=t) for t in ("bf16", "fp32")]
         words = "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
         assert lacks(half, slow, options) == [words]
@@ -208,10 +208,10 @@ class TestLinks:
 
 
 BASIC = load_sweep("basic")
-SLOW = Machine(20 * GIB, half_types=frozenset)
-NATIVE = Machine(20 * GIB, half_types=lambda: frozenset({"bf16"}))
-UNASKED = Machine(20 * GIB, half_types=lambda: pytest.fail("torch was asked for nothing"))
-UNASKED_GPU = Machine(160 * GIB, (80 * GIB,), UNASKED.half_types)
+SLOW = Host(20 * GIB, half_types=frozenset)
+NATIVE = Host(20 * GIB, half_types=lambda: frozenset({"bf16"}))
+UNASKED = Host(20 * GIB, half_types=lambda: pytest.fail("torch was asked for nothing"))
+UNASKED_GPU = Host(160 * GIB, (80 * GIB,), UNASKED.half_types)
 
 
 def planned(machine, *arguments, sweep=BASIC):
@@ -360,7 +360,7 @@ def test_more_work_takes_longer_on_gpus():
 
 
 def test_bf16_takes_longer_where_torch_has_no_product_of_it():
-    slow = Machine(20 * GIB, half_types=frozenset)
+    slow = Host(20 * GIB, half_types=frozenset)
     assert seconds(slow, dtype="bf16") > 1.5 * seconds(CPU, dtype="bf16")
     assert seconds(slow, dtype="fp32") == seconds(CPU, dtype="fp32")
 

@@ -11,14 +11,14 @@ from launch import run as run_command, task as task_module
 from launch.choose import choose_points
 from launch.derive import derive
 from launch.ds_json import deepspeed_config
-from launch.fit import Machine
+from launch.fit import Host
 from launch.simulate import workloads
 from launch.sweep import build_parser, main, make_plan
 from parse.records import LogError
 
 BASIC = load_sweep("basic")
-CPU = Machine(20 * GIB)
-GPU = Machine(160 * GIB, (80 * GIB,))
+CPU = Host(20 * GIB)
+GPU = Host(160 * GIB, (80 * GIB,))
 
 
 def planned(machine, *arguments, sweep=BASIC):
@@ -189,7 +189,7 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
 
 
 def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
-    slow = Machine(20 * GIB, half_types=frozenset)
+    slow = Host(20 * GIB, half_types=frozenset)
     monkeypatch.setattr(run_command.fit, "probe_machine", lambda: slow)
     assert run_command.main(["tiny-stride", "--dry-run"]) == 0
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ from configs.study import make_point
 from configs.sweep import make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import sweep_runner, task as task_module
-from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Machine
+from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Host
 from launch.preview import dry_run
 from launch.process.live import LiveLine
 from launch.process.turn import LOCK_VARIABLE
@@ -24,7 +24,7 @@ from parse.records import LogError
 
 NAMES = ["tiny stock", "tiny all-host", "tiny stride 2"]
 TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["stock", "gpu-only"]}]}
-CPU = Machine(20 * GIB)
+CPU = Host(20 * GIB)
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_repeats_alternate(plan, fake_trainer, capsys):
 def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
     grid = {"dp": [1, 64], "accumulation": 1}
     big = make_sweep({"name": "big", "model": "tiny", "grid": grid, "engines": [{"engine": "v"}]})
-    progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
+    progress = run_all(plan(fake_trainer("ok"), big, Host(8 * GIB)), Request())
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     assert "left out: about" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
-from launch.fit import Machine
+from launch.fit import Host
 from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(megatron_deepspeed, "_machine", lambda: Machine(2**34))
+    monkeypatch.setattr(megatron_deepspeed, "_machine", lambda: Host(2**34))
 
 
 def test_megatron_gets_the_checkout_and_flags(checkout, folder, monkeypatch):

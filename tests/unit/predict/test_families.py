@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deep_optimizer_states.predict import huggingface
 from deep_optimizer_states.predict.memory import GIB
-from ds_config.advise import Room, Task, ladder
+from ds_config.advise import NodeMemory, Training, ladder
 
 LAYERS = {*huggingface.LAYER_COUNTS, "num_layers", "n_layer", "n_layers", "encoder_layers"}
 FAMILIES = sorted(
@@ -72,7 +72,9 @@ def test_every_family_is_measured_or_named_with_what_is_still_known():
                 continue
             asked += 1
             model = huggingface.model_of_config(table, family)
-            rungs = ladder(Task(model, SEQUENCE, 4, "bf16"), Room(1, 1, 10**6 * GIB, 10**6 * GIB))
+            rungs = ladder(
+                Training(model, SEQUENCE, 4, "bf16"), NodeMemory(1, 1, 10**6 * GIB, 10**6 * GIB)
+            )
         for rung in rungs[:4]:
             assert rung.peaks.device_bytes > 14 * model.numel, (family, rung.name)
         if reason := rungs[0].unknown:

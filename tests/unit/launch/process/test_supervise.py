@@ -17,8 +17,8 @@ from launch.process import supervise as module
 from launch.process.supervise import (
     TOKEN_VARIABLE,
     Companion,
-    Job,
     Members,
+    ProcessSpec,
     end_leftovers,
     supervise,
 )
@@ -37,7 +37,7 @@ print(child.pid, flush=True)
 
 def run(code, tmp_path, echo=False, **more):
     log = tmp_path / "a.log"
-    job = Job([PYTHON, "-c", code], tmp_path, dict(os.environ), log, **more)
+    job = ProcessSpec([PYTHON, "-c", code], tmp_path, dict(os.environ), log, **more)
     return supervise(job, echo=echo), log
 
 
@@ -148,8 +148,8 @@ def test_echo_copies_the_whole_log_to_standard_output(tmp_path, capfd):
 
 def test_the_run_goes_on_when_the_reader_of_the_echo_has_gone(tmp_path):
     program = (
-        "import os, pathlib, sys; from launch.process.supervise import Job, supervise;"
-        f"j = Job([{PYTHON!r}, '-c', 'import time;[print(i, time.sleep(0.05), flush=True)"
+        "import os, pathlib, sys; from launch.process.supervise import ProcessSpec, supervise;"
+        f"j = ProcessSpec([{PYTHON!r}, '-c', 'import time;[print(i, time.sleep(0.05), flush=True)"
         " for i in range(40)]'], pathlib.Path('.'), dict(os.environ), pathlib.Path('a.log'));"
         "sys.exit(40 + supervise(j, echo=True).exit_code)"
     )
@@ -177,7 +177,9 @@ def test_an_iteration_before_the_first_look_is_counted(tmp_path, leap):
     event = '{"event": "iteration", "iteration_ms": 5.0}'
     code = f"open('metrics.jsonl', 'w').write({event + chr(10)!r})\n{SLEEPER}"
     leap(lambda: 10.0 if is_written() else 0.0)
-    job = Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log", metrics=metrics, hang_s=60)
+    job = ProcessSpec(
+        [PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log", metrics=metrics, hang_s=60
+    )
     assert "after iteration 1;" in supervise(job, beside).given_up[1]
 
 
@@ -254,7 +256,7 @@ def test_what_runs_beside_sees_the_runs_processes(tmp_path):
         seen.append([process.pid for process in members.all()])
 
     code = "import pathlib, time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.02)"
-    supervise(Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log"), beside)
+    supervise(ProcessSpec([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log"), beside)
     assert (len(seen[0]), seen[1]) == (1, [])
 
 
