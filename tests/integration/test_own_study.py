@@ -1,8 +1,13 @@
-"""A study in a folder that the code has never heard of, run from the command line to its report."""
+"""A study in a folder that the code has never heard of, run from the command line to its report.
+
+In ``make test`` a stand-in for the trainer writes what a trainer would.
+"""
 
 import json
 
 import pytest
+from fake_runs import FAKES
+from processes import python_path
 from programs import python, rows_of
 
 STUDY = """
@@ -78,6 +83,7 @@ point = { device = "cpu" }
 grid = { bucket_numel = [600_000, 1_200_000] }
 engines = [{ engine = ["plain", "overlapped", "elsewhere"] }]
 """
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 NAMES = [
     f"small bucket {size} {engine}"
     for size in ("600k", "1.2M")
@@ -85,8 +91,11 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=["a stand-in", pytest.param("our trainer", marks=[pytest.mark.exhaustive, *SLOW])],
+)
+def ran(request, tmp_path_factory):
     """The study's sweep, run and told; its output and folder."""
     folder = tmp_path_factory.mktemp("studies") / "buckets-of-mine"
     for kind, name, text in (("models", "small", MODEL), ("sweeps", "buckets", SWEEP)):
@@ -94,7 +103,13 @@ def ran(tmp_path_factory):
         (folder / kind / f"{name}.toml").write_text(text)
     (folder / "study.toml").write_text(STUDY)
     results = folder.parent / "results"
-    done = python("-m", "launch.sweep", "--study", folder, "--results-dir", results)
+    words, variables = ["--study", folder, "--results-dir", results], {}
+    if request.param == "a stand-in":
+        for end in (".bin", ".idx"):
+            (folder / f"data{end}").touch()
+        words += ["--data-prefix", folder / "data", "--trainer-module", "fake_trainer"]
+        variables = {"PYTHONPATH": python_path(FAKES), "FAKE_TRAINER": "falls"}
+    done = python("-m", "launch.sweep", *words, **variables)
     sweep = results / "buckets-of-mine" / "buckets"
     assert (sweep / "sweep.json").is_file(), done.stdout + done.stderr
     return done, sweep

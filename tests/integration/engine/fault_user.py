@@ -21,7 +21,7 @@ from engines import Case, Net, bits, ds_config, lanes_left, mean_square
 
 WIDTH = 36
 """Even, so that two ranks have no padding, which stock leaves uninitialised."""
-NUM_STEPS = 10
+NUM_STEPS = 8
 """Steps that are known."""
 BETAS = [0.5, 0.75]
 """Their powers are exact in so few steps, see ``saving_worker.py``."""
@@ -79,7 +79,9 @@ SCENARIOS = {
     "stage 3, no memory for copies": Scenario(case_of(3), {**STRIDE, **SMALL}),
     "stage 3, blocking saves": Scenario(case_of(3), STRIDE),
     "stage 3, dynamic": Scenario(case_of(3), {**DYNAMIC, **BACKGROUND}),
-    "stage 3, early work": Scenario(case_of(3, config=UNCLIPPED), {**STRIDE, **EARLY}),
+    "stage 3, early work": Scenario(
+        case_of(3, config=UNCLIPPED), {**STRIDE, **EARLY, **BACKGROUND}
+    ),
     "stage 3, offload_param": Scenario(case_of(3, zero=ON_HOST), {**RATIO, **BACKGROUND}),
     "stage 3, destroyed in between": Scenario(case_of(3), {**STRIDE, **BACKGROUND}, TWICE),
     "stage 3, two engines": Scenario(

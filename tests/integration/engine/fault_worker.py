@@ -22,7 +22,7 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 from fault_user import NUM_STEPS, OTHER_AT, SCENARIOS, User, kind_of_thread, play_plan
 from faults import MARK, Watch, draw, fork_each, output_of, points_of
 from rows_background import unlike
-from seams import UNFINISHED
+from seams import UNFINISHED, install
 from torch.distributed import distributed_c10d
 
 import deep_optimizer_states
@@ -219,6 +219,7 @@ def main():
     request, answer = json.loads(request_path.read_text()), {}
     engines.leave_out_muon()
     CPUAdamBuilder().load()
+    install()  # reads all of DeepSpeed's methods, once for all children
     for at, (name, asked) in enumerate(request.items()):
         playing = Playing(name, folder / str(at))
         # The rank that fails is another one from point to point.

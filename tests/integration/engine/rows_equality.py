@@ -24,6 +24,8 @@ IN_BACKWARD = {
     },
 }
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
+ONE_IN = 6
+"""In the extent ``few`` one rank takes every case, and two take one in so many."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
 """Between which checkpoints are exchanged on more than one rank, if not all is run."""
 
@@ -73,10 +75,10 @@ def policies_of(number, name, extent):
     names = case.policies or tuple(POLICIES)
     if extent == "all" or (name == FIRST_CASE and extent != "once"):
         return names
-    # In the extent ``few`` one rank and two take every other case, each of them all policies.
-    if extent == "few" and case.most_ranks > 1 and 1 + number % 2 != NUM_RANKS:
-        return ()
-    return (names[number // 2 % len(names)],)
+    if extent == "few" and NUM_RANKS > 1:
+        turn, is_taken = divmod(number, ONE_IN)
+        return (names[turn % len(names)],) if is_taken == ONE_IN - 1 else ()
+    return (names[number % len(names)],)
 
 
 def ways_in_backward(name, extent):
