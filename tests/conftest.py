@@ -23,6 +23,19 @@ LOCK = Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock"
 os.environ["DOS_LOCK_FILE"] = str(LOCK)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give out a file at a time, or a part of one that is marked ``xdist_group``."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class FilesAndGroups(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            group = super()._split_scope(nodeid)
+            return group.partition("::")[0]
+
+    return FilesAndGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_unconfigure():
     LOCK.unlink(missing_ok=True)
 

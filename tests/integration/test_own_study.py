@@ -146,7 +146,6 @@ def test_its_field_is_a_column_and_its_gate_gives_the_verdict(ran):
     assert {row["bucket_numel"] for row in pairs} == {"600000", "1200000"}
     assert {row["gate"] for row in pairs} == {"close"}
     assert {row["equality"] for row in pairs} <= {"equal", "close"}
-    assert all(float(row["reference_ms"]) > 0 for row in pairs)
 
 
 def test_its_figure_is_drawn_and_its_report_tells_title_gate_and_engines(ran):

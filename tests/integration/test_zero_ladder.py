@@ -41,6 +41,7 @@ def test_two_rungs_are_what_their_rows_say_agree_closely_and_pass_their_gate(lad
     compared = compared["stage-2-offload"]
     assert compared["equality"] in ("close", "equal")
     assert "gate close passed" in compared["verdict"]
+    assert float(compared["reference_ms"]) > 0
     configs = [json.loads(path.read_text()) for path in ladder.glob("*/run-001/ds_config.json")]
     zero = {config["zero_optimization"]["stage"]: config for config in configs}
     assert "offload_optimizer" not in zero[1]["zero_optimization"]
