@@ -136,8 +136,6 @@ class Finished:
     """One for each key."""
     facts: list[Facts]
     """Facts of all parts; none when an earlier call had finished."""
-    num_new: int
-    """Parts that this call made."""
 
 
 def run(job: Preparation, say: Say) -> Finished:
@@ -154,7 +152,7 @@ def run(job: Preparation, say: Say) -> Finished:
     with locked(job.work_folder, drop_empty=True):
         if before := _finished_before(job):
             _clear(job.work_folder)
-            return Finished(before, [], 0)
+            return Finished(before, [])
         done = _claim(job, say)
         path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
@@ -174,7 +172,7 @@ def run(job: Preparation, say: Say) -> Finished:
         manifests = _join(job, facts, tokenizer, _damaged_files(job, facts))
         _list_bad_lines(job, facts)
         _clear(job.work_folder)
-    return Finished(manifests, facts, len(made))
+    return Finished(manifests, facts)
 
 
 def _finished_before(job: Preparation) -> list[Manifest]:

@@ -132,10 +132,10 @@ def shared_out_bytes(process):
 def test_stopped_work_goes_on_to_the_same_bytes_and_two_at_once_are_refused(  # noqa: PLR0915
     gpt2, tmp_path
 ):
-    text = write_jsonl(tmp_path / "a text.jsonl", 4_000_000)
+    text = write_jsonl(tmp_path / "a text.jsonl", 2_000_000)
     packed = tmp_path / "text.jsonl.gz"
     packed.write_bytes(gzip.compress(text.read_bytes(), 1))
-    inputs = ("--input", text, packed, "--part-mb", "0.1")
+    inputs = ("--input", text, packed, "--part-mb", "0.05")
     assert run(command(gpt2, tmp_path / "whole", *inputs)).returncode == 0
     given = command(gpt2, tmp_path / "out", *inputs)
     parts = tmp_path / "out.parts"

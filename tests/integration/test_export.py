@@ -224,10 +224,14 @@ def all_exports_are_the_trained_models(runs):
 
 OFFLOADED = {(1, "fp16"), (2, "bf16"), (3, "fp32")}
 """At each stage and in each type one that is offloaded to the CPU; the others are not."""
+ONCE = [*sorted(OFFLOADED), (0, "bf16"), (3, "fp16")]
+EACH = list(itertools.product((0, 1, 2, 3), DTYPES))
 
 
-def test_every_stage_and_type_of_deepspeeds_checkpoints_is_exported(folders, tmp_path):
-    pairs = itertools.product((0, 1, 2, 3), DTYPES)
+@pytest.mark.parametrize(
+    "pairs", [ONCE, pytest.param(EACH, marks=pytest.mark.exhaustive)], ids=["once", "each"]
+)
+def test_every_stage_and_type_of_deepspeeds_checkpoints_is_exported(folders, tmp_path, pairs):
     cases = [(*pair, "cpu" if pair in OFFLOADED else "none") for pair in pairs]
     all_exports_are_the_trained_models(train_with_deepspeed(folders, tmp_path, cases))
 

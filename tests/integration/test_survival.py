@@ -111,6 +111,7 @@ def start_slowly(how, results, *arguments):
     return process
 
 
+@pytest.mark.exhaustive
 def test_a_hanging_rank_shows_where(tmp_path, sleeper):
     results = tmp_path / "r"
     code, _, _ = finish(start_slowly("stuck", results, "--hang-timeout", "25"))
@@ -135,7 +136,14 @@ def test_a_stopped_rank_of_two(tmp_path, sleeper):
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("host-memory", "MemoryError"), ("allocator", "DefaultCPUAllocator: can't allocate memory")],
+    [
+        ("host-memory", "MemoryError"),
+        pytest.param(
+            "allocator",
+            "DefaultCPUAllocator: can't allocate memory",
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
 )
 def test_host_memory_that_runs_out(tmp_path, how, cause):
     results = tmp_path / "r"
@@ -199,6 +207,7 @@ def test_a_hogged_run(tmp_path, sleeper):
     assert hog["share_held"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_hog_that_dies_fails_the_run_by_name(tmp_path, sleeper):
     results = tmp_path / "r"
     process = start("hang", results, "--hog-share", "0.05")

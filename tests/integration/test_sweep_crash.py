@@ -63,6 +63,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     assert len(interrupted) == 1  # the run that was lost is kept, and says so
 
 
+@pytest.mark.exhaustive
 def test_two_launchers_do_not_run_the_same_point(sweep):
     first = sweep("all-host=hang")
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))

@@ -1,11 +1,15 @@
 """Evaluations and checkpoints of our trainer: neither changes a bit of what is trained."""
 
+import hashlib
 import json
 import math
 
+import numpy as np
 import pytest
 from programs import python
 from trainer_runs import MODEL, train_together, write_run
+
+from dataset import indexed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -101,13 +105,20 @@ def test_two_ranks_go_on_too(corpus, tmp_path):
         assert result["digests"] == whole["digests"], name
 
 
-def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
+def test_a_new_run_on_the_users_own_pair_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
+    random, prefix = np.random.default_rng(0), tmp_path / "my own.v1"
+    indexed.write(prefix, (random.integers(0, 99, 500) for _ in range(40)), 99, 100)
     command = ["-m", "launch.run", "tiny", "--model.layers", "1"]
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
     command += ["--device", "cpu", "--engine", "stride", "--stride", "2"]
-    command += ["--checkpoint", "background"]
+    command += ["--checkpoint", "background", "--data-prefix", str(prefix)]
     assert python(*command, "--save-interval", "3").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")
+    run = json.loads((old / "run.json").read_text())
+    data = run["provenance"]["data"]
+    digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()
+    assert (data["name"], data["tokens"], data[".bin"]["sha256"]) == ("my own.v1", 20_040, digest)
+    assert (data["checked"], run["data_prefix"]) == ("sizes", str(prefix))
     before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
     third = old / "checkpoints" / "iteration-000003"
     assert (old / "checkpoints" / "latest").read_text().strip() == "iteration-000004", "at the end"

@@ -2,7 +2,7 @@ import contextlib
 import json
 import shlex
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from configs.errors import ConfigError
 from configs.study import default_study, make_point
@@ -79,6 +79,7 @@ def test_deepspeeds_json_adds_up(point):
     assert ("deep_optimizer_states" in config) == (point.engine != "stock")
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))
 def test_any_table_is_a_point_or_a_config_error(table):
     for fields in (table, {"model": "tiny", **table}):

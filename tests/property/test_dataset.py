@@ -32,7 +32,7 @@ def test_texts_come_back_from_the_files_each_closed_once(documents):
     assert counts == indexed.Counts(len(written), sum(map(len, written)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(text)
 def test_both_encoders_give_the_same_ids_for_every_text(text):
     assert TOKENIZER.is_fast

@@ -72,7 +72,7 @@ def same(a, b):
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     rows=iterations,
     ranks=st.integers(1, 3),
@@ -100,7 +100,7 @@ def test_lost_lines_and_a_cut_leave_gaps_but_never_another_iterations_number(
                 assert value is None or same(value, known[name]), name
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(
     rows=iterations,
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=40),

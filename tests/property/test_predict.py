@@ -95,7 +95,7 @@ def test_nothing_beats_the_bound(workload, machine, policy):
     ).seconds >= bound * (1 - 1 / 50)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(workloads(("plugin",), EITHER), machines())
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
     if sum(workload.subgroups) < 10**6:

@@ -88,16 +88,21 @@ def write_run(
 
 
 def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the trainer's program on a run file; returns its exit code and output."""
+    """Run the trainer's program on a run file; returns its exit code and output.
+
+    A rank alone is forked from a process that has imported what it needs.
+    """
     point = json.loads(run_json.read_text())["point"]
     num_ranks = point["tp"] * point["dp"]
     program = ["-m", "launch.pretrain_gpt", str(run_json), *words]
-    if num_ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-        program = [*launcher, *program]
+    if num_ranks == 1:
+        output = run_json.with_name("output")
+        (code,) = prepared.run(prepared.MEGATRON, program, [ENVIRONMENT], [output])
+        return subprocess.CompletedProcess(program, code, output.read_text())
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     return subprocess.run(
-        [sys.executable, *program],
+        [sys.executable, *launcher, *program],
         cwd=run_json.parent,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive
 FOLDER = Path(__file__).resolve().parents[1] / "programs"
 PROGRAM = """
 import json, pathlib, sys, torch

@@ -114,7 +114,6 @@ class Costs:
 
 
 RATE_NAMES = tuple(item.name for item in dataclasses.fields(Rates))
-CURVE_NAMES = tuple(name for name in RATE_NAMES if name.startswith("host_"))
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _exhaust(how: str, metrics: Path) -> None:
     if how == "full":
         with metrics.open("wb", buffering=0) as file:
             while True:
-                file.write(b"\n" * 4096)
+                file.write(b" " * 4095 + b"\n")
 
 
 if __name__ == "__main__":
