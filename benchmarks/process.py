@@ -19,8 +19,8 @@ def run(
     log_path: Path,
     limit_s: float,
     environment: Mapping[str, str],
-    grace_s: float = 0.0,
-    folder: Path | None = None,
+    grace_s: float,
+    folder: Path,
 ) -> int | None:
     """Run a command; returns its status, None when the time ran out.
 
@@ -32,7 +32,7 @@ def run(
         limit_s: Seconds after which it is ended.
         environment: All of its environment.
         grace_s: Seconds between the interrupt that asks it to end and the signal that makes it.
-        folder: Where it starts; None for this process's own.
+        folder: Where it starts.
     """
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -56,7 +56,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     # Once a parent is gone nothing tells whose child a process was.
     started = _descendants(process.pid)
     try:
-        if grace_s and process.poll() is None:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=grace_s)
     except subprocess.TimeoutExpired:

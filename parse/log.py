@@ -4,7 +4,7 @@ What a log prints stands in the tables of this file, a row a figure: its label o
 name, its unit and its type. A new figure is a new row. A line that has a table's marker but does
 not fit is left out as a whole, and listed with its number; its figures are missing, not guessed.
 
-Forms known: DeepSpeed 0.3 to 0.19 (timers, progress, memory, throughput, profile, pipelines), the
+Forms known: DeepSpeed 0.3 to 0.19 (timers, progress, memory, throughput, pipelines), the
 old and the new Megatron-DeepSpeed, the paper's fork, Megatron-LM, megatron-core and the JSON of
 trainers. The exact figures of the
 ``metrics.jsonl`` beside a log are taken over in :func:`attach_metrics`.
@@ -109,18 +109,9 @@ LINES = {
     rf"\s+CA (?P<cached_gib>{_GIB}) GB\s+Max_CA (?P<max_cached_gib>{_GIB}) GB(?!\w)",
     "host_memory": rf"CPU Virtual Memory:\s+used = (?P<host_used_gib>{_GIB}) GB, "
     rf"percent = (?P<host_percent>{_GIB})%",
-    "profile_head": r"-{5,} DeepSpeed Flops Profiler -{5,}",
-    "profile_step": r"Profile Summary at step (\d{1,12}):",
-    "profile": r"^([A-Za-z][^:]{2,120}):\s+(\d{1,15}(?:\.\d{1,6})?)"
-    r"(?: ([TGBMKmu]?)(MACs|FLOPS|s)?)?\s*$",
 }
-"""Lines of a form of their own. DeepSpeed prints GiB and calls them GB; the profiler's prefixes
-are powers of 1000."""
+"""Lines of a form of their own. DeepSpeed prints GiB and calls them GB."""
 PATTERNS = {name: re.compile(pattern) for name, pattern in LINES.items()}
-_PREFIXES = {"u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-_PROFILED_UNITS = {"FLOPS": "FLOP/s", "MACs": "MAC", "s": "s"}
-_PROFILE_LINES = 60
-"""The summary of the flops profiler is shorter."""
 
 PIPELINE_MARK = "iter time (s):"
 _PIPELINE = re.compile(
@@ -333,8 +324,6 @@ class _Reader:
         self._is_json = is_json_log(log.path)
         self._setup_end = 0
         self._titles, self._pairs = Titles(), Pairs()
-        self._profile_lines_left = 0
-        self._profiled_step: int | None = None
 
     def reject(self, number: int, reason: str, text: str) -> None:
         shown = printable(text[:_REJECT_CHARACTERS]).strip()
@@ -377,7 +366,7 @@ class _Reader:
             self._add_progress(line.number, text)
         elif "memory" in kinds:
             self._add_memory(line)
-        elif not self._add_profile(line.number, text):
+        else:
             self.open.new_run |= self.facts.feed(text)
 
     def _end_by_line(self, line: Fields) -> None:
@@ -545,31 +534,6 @@ class _Reader:
                 row["iteration"] = self.log.iterations[-1].iteration
             else:
                 self.open.memory.append(row)
-
-    def _add_profile(self, number: int, text: str) -> bool:
-        """Take a line of the flops profiler's summary."""
-        if PATTERNS["profile_head"].search(text):
-            self._profile_lines_left, self._profiled_step = _PROFILE_LINES, None
-            return True
-        if not self._profile_lines_left:
-            return False
-        self._profile_lines_left -= 1
-        if text.startswith("-----"):
-            self._profile_lines_left = 0
-        if step := PATTERNS["profile_step"].search(text):
-            self._profiled_step = int(step[1])
-        elif found := PATTERNS["profile"].search(text):
-            label, figure, prefix, unit = found.groups()
-            self.log.profile.append(
-                {
-                    "line": number,
-                    "step": self._profiled_step,
-                    "quantity": label.partition(" = ")[0].strip(),
-                    "value": float(figure) * _PREFIXES.get(prefix, 1.0),
-                    "unit": _PROFILED_UNITS.get(unit, ""),
-                }
-            )
-        return bool(step or found)
 
 
 def _figures(found: re.Match[str]) -> dict[str, float | int | None]:

@@ -124,9 +124,6 @@ class Log:
     throughput: list[dict[str, Any]] = field(default_factory=list)
     """A row a line of DeepSpeed's throughput timer, with the names of its groups in ``parse.log``;
     ``step`` counts updates since the process was started."""
-    profile: list[dict[str, Any]] = field(default_factory=list)
-    """A row a figure of DeepSpeed's flops profiler: ``line``, ``step``, ``quantity`` as printed,
-    ``value``, ``unit`` (``s``, ``FLOP/s``, ``MAC``; empty for a count)."""
     world_size: int | None = None
     """Ranks of the run."""
     vocab_size: int | None = None

@@ -102,7 +102,6 @@ _OTHER_COLUMNS = {
         *("line", "step", "micro_step", "running_samples_per_s", "current_samples_per_s"),
         *("allocated_gib", "max_allocated_gib"),
     ),
-    "profile": ("line", "step", "quantity", "value", "unit"),
     "rejects": ("line", "reason", "text"),
     "monitor": SAMPLE_COLUMNS,
 }
@@ -148,7 +147,6 @@ def write_tables(
         "iterations": lambda run: _iteration_rows(run, warmup),
         "memory": lambda run: run.log.memory,
         "throughput": lambda run: run.log.throughput,
-        "profile": lambda run: run.log.profile,
         "rejects": lambda run: [reject._asdict() for reject in run.log.rejects],
         "monitor": lambda run: run.samples,
     }

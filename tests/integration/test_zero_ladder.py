@@ -57,8 +57,6 @@ def test_deepspeeds_own_figures_are_in_the_tables(ladder):
         ("stage-2-offload", "4"),
     ]
     assert all(float(row["running_samples_per_s"]) > 0 for row in lines)
-    profiled = {row["quantity"]: float(row["value"]) for row in rows_of(ladder, "profile")}
-    assert profiled["fwd flops per GPU"] > 2 * profiled["params per GPU"]
     for row in rows_of(ladder, "runs"):
         assert float(row["max_allocated_gib"]) > 0.01
         assert float(row["host_peak_gib"]) > 0.01

@@ -34,7 +34,7 @@ def limits_begin_when(monkeypatch):
 
 
 def run_python(arguments, log, limit_s):
-    return run([sys.executable, *arguments], log, limit_s, os.environ)
+    return run([sys.executable, *arguments], log, limit_s, os.environ, 0.0, log.parent)
 
 
 def test_status_comes_back(tmp_path):
@@ -85,7 +85,7 @@ def test_a_process_may_say_what_there_is_before_it_is_ended(tmp_path, limits_beg
     log = tmp_path / "log"
     limits_begin_when(lambda: "ready" in log.read_text(), lambda: "what" in log.read_text())
     command = [sys.executable, "-c", SAYS_WHEN_INTERRUPTED]
-    assert run(command, log, 0.1, os.environ, grace_s=0.1) is None
+    assert run(command, log, 0.1, os.environ, 0.1, tmp_path) is None
     assert log.read_text() == "ready\nwhat there is\n"
 
 

@@ -17,7 +17,6 @@ from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.host import choose_cores, find_place
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.predict.machine import (
-    CURVE_NAMES,
     RATE_NAMES,
     load_machine,
     machine_from_table,
@@ -52,7 +51,6 @@ def device():
 def test_every_rate_of_a_profile_is_measured_and_those_of_a_device_by_its_own_lanes(device):
     of_gpu = {*rates.GPU_RATES, *rates.COMPUTE_RATES}
     assert {*of_gpu, *rates.HOST_RATES} == set(RATE_NAMES)
-    assert set(rates.HOST_RATES) == set(CURVE_NAMES)
     found = {
         **rates.copy_rates(device, 2**24),
         **rates.pageable_rates(device, 2**20),

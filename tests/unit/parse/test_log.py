@@ -315,7 +315,7 @@ def test_settings_of_a_name(rest, more):
     assert {k: v for k, v in found.items() if k not in knobs} == OF_NAME | more
 
 
-# Memory, throughput, profile
+# Memory, throughput
 
 
 def breakdown(title, peak, used, percent):
@@ -398,33 +398,6 @@ def test_a_throughput_line_is_read(read):
 def test_a_damaged_throughput_line_counts_as_none_and_is_listed(read, damage):
     log = read(damage, text=THROUGHPUT)
     assert (log.throughput, reasons(log)) == ([], ["a throughput line that cannot be read"])
-
-
-PROFILE = """
--------------------------- DeepSpeed Flops Profiler --------------------------
-Profile Summary at step 1:
-params per GPU:                                                         2.49 M
-fwd MACs per GPU:                                                       654.31 MMACs
-fwd latency:                                                            352.97 ms
-bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency:                3.01 GFLOPS
-samples/second:                                                         1.63
-
------------------------------ Aggregated Profile per GPU -----------------------------
-later latency:                                                          1 s
-"""
-
-
-def test_the_profilers_summary_is_read_up_to_its_next_heading(read):
-    log = read(text=PROFILE)
-    assert {row["quantity"]: (row["value"], row["unit"]) for row in log.profile} == {
-        "params per GPU": (2.49e6, ""),
-        "fwd MACs per GPU": (pytest.approx(654.31e6), "MAC"),
-        "fwd latency": (pytest.approx(0.35297), "s"),
-        "bwd FLOPS per GPU": (pytest.approx(3.01e9), "FLOP/s"),
-        "samples/second": (1.63, ""),
-    }
-    assert {row["step"] for row in log.profile} == {1}
-    assert read(("DeepSpeed Flops Profiler", "Something else"), text=PROFILE).profile == []
 
 
 # metrics.jsonl

@@ -48,7 +48,6 @@ def test_a_run_that_says_nothing_has_empty_cells_and_no_table(tables):
     [run] = rows(out / "runs.csv")
     assert run["max_allocated_gib"] == run["host_peak_gib"] == run["gpu_util_percent"] == ""
     assert not (out / "throughput.csv").exists()
-    assert not (out / "profile.csv").exists()
 
 
 def test_a_gpu_counts_while_the_run_holds_memory_of_it(tables):
