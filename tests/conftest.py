@@ -18,6 +18,9 @@ os.environ["PATH"] = os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ[
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+IN_GROUPS = ("engine/test_rows.py", "engine/test_trials.py")
+"""Files of which workers take a group of rows each."""
+
 # Runs on one machine take turns; those of several test workers would wait for each other.
 LOCK = Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock"
 os.environ["DOS_LOCK_FILE"] = str(LOCK)
@@ -25,15 +28,16 @@ os.environ["DOS_LOCK_FILE"] = str(LOCK)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give out a file at a time, or a part of one that is marked ``xdist_group``."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Give out a file at a time, of the longest ones all cases of one group of rows."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class FilesAndGroups(LoadGroupScheduling):
+    class FilesAndGroups(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            group = super()._split_scope(nodeid)
-            return group.partition("::")[0]
+            file = super()._split_scope(nodeid)
+            # The group comes first: ``test_every_row_holds[failures-2-few]``.
+            return nodeid.partition("-")[0] if file.endswith(IN_GROUPS) else file
 
-    return FilesAndGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+    return FilesAndGroups(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_unconfigure():

@@ -18,29 +18,22 @@ def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("checkpoints")
 
 
-def of(group, num_ranks, extent="few", marks=()):
-    """One group on so many ranks, given out by itself; those of checkpoints share a folder."""
-    alone = group if group == "checkpoints" else f"{group} on {num_ranks}"
-    marks = [pytest.mark.xdist_group(f"rows: {alone}"), *marks]
-    return pytest.param(group, num_ranks, extent, marks=marks)
-
-
 @pytest.mark.parametrize(
     ("group", "num_ranks", "extent"),
     [
-        of("rules", 1, marks=[EMULATED]),
-        of("rules", 2, marks=[EMULATED]),
-        of("failures", 1, marks=[EMULATED]),
-        of("failures", 2, marks=[EMULATED]),
-        of("setup", 1, marks=[EMULATED]),
-        of("background", 1),
-        of("background", 2, marks=[TWO]),
-        of("background", 4, marks=[pytest.mark.exhaustive, EMULATED]),
-        of("backward", 1),
-        of("backward", 2, marks=[TWO]),
-        of("checkpoints", 2, marks=[TWO]),
-        of("checkpoints", 1, marks=[TWO]),
-        of("parallel", 2, "all", marks=[TWO]),
+        pytest.param("rules", 1, "few", marks=EMULATED),
+        pytest.param("rules", 2, "few", marks=EMULATED),
+        pytest.param("failures", 1, "few", marks=EMULATED),
+        pytest.param("failures", 2, "few", marks=EMULATED),
+        pytest.param("setup", 1, "few", marks=EMULATED),
+        pytest.param("background", 1, "few"),
+        pytest.param("background", 2, "few", marks=TWO),
+        pytest.param("background", 4, "few", marks=[pytest.mark.exhaustive, EMULATED]),
+        ("backward", 1, "few"),
+        pytest.param("backward", 2, "few", marks=TWO),
+        pytest.param("checkpoints", 2, "few", marks=TWO),
+        pytest.param("checkpoints", 1, "few", marks=TWO),
+        pytest.param("parallel", 2, "all", marks=TWO),
     ],
 )
 def test_every_row_holds(check_rows, checkpoints, group, num_ranks, extent):

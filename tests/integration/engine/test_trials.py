@@ -14,12 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize(("extent", "num_ranks"), WAYS)
-@pytest.mark.parametrize(
-    "group",
-    [
-        pytest.param(name, marks=pytest.mark.xdist_group(f"trials: {name}"))
-        for name in ("calls", "settings", "windows")
-    ],
-)
+@pytest.mark.parametrize("group", ["calls", "settings", "windows"])
 def test_every_row_equals_stock(check_rows, group, extent, num_ranks):
     check_rows(group, num_ranks, extent)

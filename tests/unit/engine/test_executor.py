@@ -62,7 +62,7 @@ def test_random_delays_change_nothing(name, races, in_parts):
         assert torch.equal(result, SHORT), f"seed {seed}"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["all-host", "ratio", "stride", "all-device", "dynamic"]),
     st.integers(1, 4),
