@@ -38,10 +38,10 @@ NEEDED = (
 _FOR_REPORTS = ("pandas", "matplotlib", "scipy")
 MINUTES = 7.5
 EXIT_FAILED = 1
-_GRACE_S = 10.0
+GRACE_S = 10.0
 _SLOWER_ON_A_CPU = 4
 _MOST_LINES = 40
-_FACTS = """
+FACTS = """
 import json, os, platform, torch
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 words = [f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU", f"{os.cpu_count()} CPUs"]
@@ -126,8 +126,8 @@ def run_part(
     _say(f"{name}: at most {limit_s:.0f} s ...")
     begin = time.monotonic()
     command = [sys.executable, "-W", "ignore", *words]
-    variables, within_s = _environment(on_gpu), limit_s - _GRACE_S
-    status = run(command, log, within_s, variables, _GRACE_S, folder=SOURCE_FOLDER)
+    variables, within_s = _environment(on_gpu), limit_s - GRACE_S
+    status = run(command, log, within_s, variables, GRACE_S, folder=SOURCE_FOLDER)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     shown = [line.rstrip() for line in lines if re.search(part.shows, line)][-_MOST_LINES:]
     if reason := "" if status == 0 else explain_status(status, limit_s, log):
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere"
         )
-    on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", _FACTS]))
+    on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", FACTS]))
     kept = folder / "summary.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     outcomes = {name: Outcome(**found) for name, found in table.items()}

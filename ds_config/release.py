@@ -20,7 +20,7 @@ from ds_config.installed import Key
 from ds_config.lenient import Placeholder
 
 TIMEOUT_S = 300
-_PROGRAM = Path(__file__).with_name("installed.py")
+PROGRAM = Path(__file__).with_name("installed.py")
 
 
 class NoAnswerError(ConfigError):
@@ -92,7 +92,7 @@ def ask(table: Mapping[str, Any]) -> Answer:
             "DeepSpeed is not installed here, and its keys are those of the installed release: "
             "pip install deepspeed"
         ) from None
-    command = [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)]
+    command = [sys.executable, "-P", "-W", "ignore", str(PROGRAM)]
     given = without(table, lambda _, value: isinstance(value, Placeholder))
     question = json.dumps([without_auto(table), given])
     try:

@@ -78,7 +78,7 @@ def compile_both(folder, flags, edit):
     (folder / "torch" / "extension.h").write_text(extension)
     stock = (CSRC / "adam" / "cpu_adam_impl.cpp").read_text().partition("std::map<")[0]
     (folder / "stock.cpp").write_text(stock)
-    for path in host._SOURCES:
+    for path in host.SOURCES:
         (folder / path.name).write_text(path.read_text().replace(*edit))
     paths = [folder, CSRC / "includes", Path(torch.__file__).parent / "include"]
     stock_flags = ["-O3", "-std=c++20", "-fopenmp", "-w", *flags, *(f"-I{path}" for path in paths)]
@@ -86,7 +86,7 @@ def compile_both(folder, flags, edit):
     stock_flags.append(f'-DDEEPSPEED_SOURCE="{folder}/stock.cpp"')
     for words in (
         [*stock_flags, "-c", DRIVER, "-o", folder / "driver.o"],
-        [*our_flags, "-c", folder / host._SOURCES[0].name, "-o", folder / "ours.o"],
+        [*our_flags, "-c", folder / host.SOURCES[0].name, "-o", folder / "ours.o"],
         ["-static", "-fopenmp", folder / "driver.o", folder / "ours.o", "-o", folder / "driver"],
     ):
         done = subprocess.run([COMPILER, *map(str, words)], capture_output=True, text=True)

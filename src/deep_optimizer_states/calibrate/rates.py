@@ -66,7 +66,7 @@ CPU_MATRIX_SIDE = 1024
 """Where the CPU is the device."""
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 _BYTES_A_PARAMETER = 20
-_MOST_TURNS, _TURNS_S = 9, 1.5
+_MOST_TURNS, TURNS_S = 9, 1.5
 _OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
 _COUNT = 12
 """Pieces of work that are timed on a lane, after one that is not."""
@@ -182,7 +182,7 @@ def _turns(passes: Mapping[str, Pass], threads: int) -> dict[str, list[float]]:
     for turn in range(_MOST_TURNS + 1):
         if turn == 1:
             begin = time.perf_counter()
-        if turn > 3 and time.perf_counter() - begin > _TURNS_S:
+        if turn > 3 and time.perf_counter() - begin > TURNS_S:
             break
         for name, (work, _) in passes.items():
             start = time.perf_counter()

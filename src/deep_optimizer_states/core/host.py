@@ -34,7 +34,7 @@ SPARE_FROM = 8
 _OWN_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _SYSFS = Path("/sys")
 _QUOTA = Path("fs/cgroup/cpu.max")
-_CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
 _Core = TypeVar("_Core")
 
 
@@ -121,7 +121,7 @@ def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Plac
 def cpu_facts(name: str) -> str:
     """Return what the kernel says of the first CPU under ``name``; empty for nothing."""
     try:
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     pairs = (line.partition(":") for line in lines)

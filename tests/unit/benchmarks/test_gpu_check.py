@@ -26,11 +26,11 @@ def part(code, limit_s=3600):
 def check(tmp_path, monkeypatch):
     """Runs ``main`` with parts of the test's own; returns its code and the summary."""
     monkeypatch.setattr(gpu_check, "NEEDED", ())
-    monkeypatch.setattr(gpu_check, "_GRACE_S", 0.1)
+    monkeypatch.setattr(gpu_check, "GRACE_S", 0.1)
 
     def run(parts, *words, gpu=False):
         facts = f"print({json.dumps(json.dumps([gpu, 'a machine']))})"
-        monkeypatch.setattr(gpu_check, "_FACTS", facts)
+        monkeypatch.setattr(gpu_check, "FACTS", facts)
         monkeypatch.setattr(gpu_check, "PARTS", parts)
         code = gpu_check.main([*words, "--folder", str(tmp_path / "found")])
         return code, (tmp_path / "found" / "summary.txt").read_text()

@@ -353,7 +353,7 @@ def test_a_deepspeed_that_does_not_answer_is_named(tmp_path, capsys, monkeypatch
     path, program = tmp_path / "file.json", tmp_path / "installed.py"
     path.write_text('{"train_batch_size": 8}')
     program.write_text("raise ImportError('no torch')")
-    monkeypatch.setattr("ds_config.release._PROGRAM", program)
+    monkeypatch.setattr("ds_config.release.PROGRAM", program)
     assert explain_or_advise(["explain", str(path)]) == 2
     assert "could not be asked: it cannot be imported: ImportError: no torch" in (
         capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_threads_double_up_to_the_cores_and_arrays_take_a_quarter_of_the_free_me
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU lacks")
 def test_without_a_gpu_the_host_is_measured_and_the_rest_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rates, "NUMEL", 2**20)
-    monkeypatch.setattr(rates, "_TURNS_S", 0.0)
+    monkeypatch.setattr(rates, "TURNS_S", 0.0)
     monkeypatch.setattr(rates, "CPU_MATRIX_SIDE", 64)
     monkeypatch.setattr(cli, "free_host_bytes", lambda: 2**33)
     monkeypatch.setattr(cli, "default_threads", lambda cores: [1])

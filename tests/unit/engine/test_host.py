@@ -31,7 +31,7 @@ def no_settings_of_openmp(monkeypatch):
 def machine(tmp_path, monkeypatch):
     """Two sockets of four cores, two threads a core: CPU n and n + 8 share core n."""
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu sse avx512f\n\n")
-    monkeypatch.setattr(cores, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cores, "CPUINFO", tmp_path / "cpuinfo")
     for cpu in range(16):
         folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)

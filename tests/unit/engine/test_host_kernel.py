@@ -39,7 +39,7 @@ def no_compiler(tmp_path, monkeypatch):
 
 def broken_source(tmp_path, monkeypatch):
     (tmp_path / "broken.cpp").write_text("int main( {\n")
-    monkeypatch.setattr(host, "_SOURCES", (tmp_path / "broken.cpp",))
+    monkeypatch.setattr(host, "SOURCES", (tmp_path / "broken.cpp",))
 
 
 def full_folder(tmp_path, monkeypatch):

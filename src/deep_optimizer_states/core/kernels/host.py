@@ -19,9 +19,7 @@ import torch
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.errors import KernelError
 
-_SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("host_adam.cpp", "host_adam_chunk.inc")
-)
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("host_adam.cpp", "host_adam_chunk.inc"))
 _FLAGS = (
     *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC"),
     # No contraction but the written one. The other two let square roots vectorise; no bit changes.
@@ -214,7 +212,7 @@ def build() -> Path:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(target)]
+    command = [compiler, *_FLAGS, str(SOURCES[0]), "-o", str(target)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except OSError as error:
@@ -235,7 +233,7 @@ def _build_folder() -> Path:
 
 
 def _build_key(compiler: str) -> str:
-    parts = (*(path.read_text() for path in _SOURCES), *_FLAGS, compiler, platform.machine())
+    parts = (*(path.read_text() for path in SOURCES), *_FLAGS, compiler, platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
