@@ -76,6 +76,7 @@ def test_a_rung_that_saves_evaluates_what_it_saves(ladder):
 @pytest.mark.skipif(
     not get_accelerator().is_fp16_supported(), reason="DeepSpeed trains fp16 on no such device"
 )
+@pytest.mark.exhaustive
 def test_fp16_that_skips_every_update_fails_by_name(tmp_path):
     scale = tmp_path / "ds.json"
     scale.write_text('{"fp16": {"initial_scale_power": 60}}')

@@ -21,18 +21,17 @@ import time
 
 import processes
 
+_BASE = ("torch", "numpy", "deepspeed", "torch._dynamo")
+"""The last is what the first optimizer imports."""
 DEEPSPEED = (
-    "torch",
-    "numpy",
-    "deepspeed",
-    "torch._dynamo",  # which the first optimizer imports
+    *_BASE,
     *(
         f"transformers.models.{name}.modeling_{name}"
         for name in ("gpt2", "llama", "mixtral", "switch_transformers", "t5", "vit")
     ),
 )
 MEGATRON = (
-    *DEEPSPEED,
+    *_BASE,
     "megatron.core.datasets.gpt_dataset",
     "megatron.core.models.gpt",
     "megatron.core.models.gpt.gpt_layer_specs",
