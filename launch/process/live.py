@@ -20,7 +20,7 @@ from launch.process.watch import LOOK_S, ProgressWatch, duration_text
 
 PLAIN_S = 10.0
 """Seconds from one line to the next where lines stay."""
-_BEFORE = "ranks import, build the model and DeepSpeed's engine: "
+_BEFORE = "ranks import, and build model and engine: "
 _ERASE = "\r\x1b[K"
 
 

@@ -37,7 +37,7 @@ def test_a_file_gets_a_line_every_ten_seconds_and_a_terminal_one_that_changes(cl
             one(watched(has_begun=False))
     for one in lines:
         one.close()
-    before = "[2/3] tiny stride: ranks import, build the model and DeepSpeed's engine: {} s\n"
+    before = "[2/3] tiny stride: ranks import, and build model and engine: {} s\n"
     assert plain.getvalue() == "".join(map(before.format, (10, 20, 30)))
     assert "\n" not in terminal.getvalue()
     assert terminal.getvalue().count("\r") == 3 * PLAIN_S / LOOK_S + 1
