@@ -13,10 +13,10 @@ from configs.cli import say
 from configs.files import ROOT, last_lines
 from configs.schema import Point
 from launch import identity
-from launch.derive import with_verdict
-from launch.fit import probe_machine, runs_on_gpu
+from launch.feasibility import probe_machine, runs_on_gpu
 from launch.launchers import EXTENSIONS_VARIABLE, extensions_folder
 from launch.ops import ready_extensions
+from launch.postprocess import with_verdict
 from launch.process.live import LiveLine
 from launch.process.monitor import Gpus, look_around, monitoring
 from launch.process.outcome import judge

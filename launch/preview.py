@@ -10,7 +10,7 @@ from configs.cli import say
 from configs.fields import shaped_links
 from configs.schema import Point
 from launch.data import data_prefix, data_words, is_embedded, require_vocabulary
-from launch.fit import Host, estimate, lacks, memory_text
+from launch.feasibility import Host, estimate, lacks, memory_text
 from launch.process.watch import duration_text
 from launch.records import next_run_path, read_records, sweep_dir
 from launch.sweep_runner import Request, SweepPlan, total_text, what_would_run

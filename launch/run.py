@@ -17,7 +17,7 @@ from configs.errors import ConfigError, explain
 from configs.files import read_toml
 from configs.schema import Point
 from configs.study import Study
-from launch import cli, fit
+from launch import cli, feasibility
 from launch.data import with_data
 from launch.execute import execute
 from launch.preview import describe
@@ -59,9 +59,9 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
         ConfigError: an option is wrong, or the machine is too small.
     """
     [point], data = with_data([point])
-    options, machine = RunOptions.of(given, SINGLE_RUNS, study), fit.probe_machine()
-    [point], reasons = fit.in_fast_type([point], machine, options)
-    for line in (data, fit.DTYPE_TEXT if reasons else ""):
+    options, machine = RunOptions.of(given, SINGLE_RUNS, study), feasibility.probe_machine()
+    [point], reasons = feasibility.in_fast_type([point], machine, options)
+    for line in (data, feasibility.DTYPE_TEXT if reasons else ""):
         if line:
             say(line)
     options = replace(options, dtype_reasons=reasons)
@@ -69,7 +69,7 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
         say(describe(point, machine, options))
         return 0
     memory_check = not given.no_memory_check and not options.launcher.is_far
-    fit.refuse_what_cannot_run(point, machine, options, memory_check)
+    feasibility.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
     head = point.name or f"{point.model.name} {point.engine}"
     live = LiveLine(head, point.iterations)

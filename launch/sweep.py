@@ -18,8 +18,7 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.choose import choose_points
 from launch.data import with_data
-from launch.derive import derive
-from launch.fit import (
+from launch.feasibility import (
     DTYPE_TEXT,
     GPU_PROFILE,
     Host,
@@ -32,6 +31,7 @@ from launch.fit import (
 )
 from launch.launchers import TORCHRUN
 from launch.listing import listing
+from launch.postprocess import derive
 from launch.preview import dry_run
 from launch.simulate.command import Simulation, simulate_sweep
 from launch.sweep_runner import (

@@ -18,7 +18,7 @@ from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from launch.execute import Outcome, execute
-from launch.fit import AS_BEFORE, Host, estimate, why_not_here
+from launch.feasibility import AS_BEFORE, Host, estimate, why_not_here
 from launch.process.live import LiveLine
 from launch.process.supervise import end_leftovers
 from launch.process.watch import duration_text

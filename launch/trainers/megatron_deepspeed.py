@@ -19,7 +19,7 @@ from configs.errors import ConfigError
 from configs.files import last_lines
 from configs.schema import Point
 from launch.ds_json import deepspeed_config
-from launch.fit import Host, probe_machine, runs_on_gpu
+from launch.feasibility import Host, probe_machine, runs_on_gpu
 from launch.identity import git_state
 from launch.launchers import Program
 from launch.records import RunFolder

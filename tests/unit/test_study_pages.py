@@ -10,13 +10,13 @@ import shlex
 import pytest
 from study_pages import PAGES, ROOT, commands
 
-import launch.fit
+import launch.feasibility
 from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.study import load_study
 from configs.sweep import load_sweep
 from launch import cli, config_n_run, run, sweep
-from launch.fit import HALF_TYPES, Host
+from launch.feasibility import HALF_TYPES, Host
 
 LONGEST_PAGE = 120
 COMMANDS = [(page.stem, command) for page in PAGES for command in commands(page.read_text())]
@@ -109,7 +109,7 @@ PROGRAMS = {
 @pytest.fixture
 def check(monkeypatch):
     """Return a function that raises for a command that its program would refuse."""
-    monkeypatch.setattr(launch.fit, "ask_half_types", lambda: HALF_TYPES)
+    monkeypatch.setattr(launch.feasibility, "ask_half_types", lambda: HALF_TYPES)
 
     def check(command):
         words = shlex.split(re.sub(r"^(\w+=\S* )*", "", command), comments=True)

@@ -6,7 +6,7 @@ from configs.study import load_study, make_point
 from configs.sweep import load_sweep
 from deep_optimizer_states.config import read_settings
 from launch.ds_json import deepspeed_config
-from launch.fit import Host, shortages
+from launch.feasibility import Host, shortages
 from launch.sweep import build_parser, make_plan
 from launch.trainers import OWN_TRAINER
 

@@ -7,7 +7,7 @@ from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import task as task_module
-from launch.fit import HALF_TYPES, Host
+from launch.feasibility import HALF_TYPES, Host
 from launch.sweep_runner import SweepPlan
 from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer
@@ -30,7 +30,7 @@ def every_half_type():
     With patches of its own, since a test's are to be undone first.
     """
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("launch.fit.ask_half_types", lambda: HALF_TYPES)
+        patches.setattr("launch.feasibility.ask_half_types", lambda: HALF_TYPES)
         yield
 
 

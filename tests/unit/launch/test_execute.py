@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.study import make_point
 from launch import execute
 from launch.execute import companions
-from launch.fit import Host
+from launch.feasibility import Host
 from launch.ops import ready_extensions
 from launch.preview import describe
 from launch.task import RunOptions, Task

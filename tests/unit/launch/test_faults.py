@@ -8,7 +8,7 @@ from faults import MARK, Watch, draw, points_of
 
 from configs.files import ROOT
 from configs.sweep import make_sweep
-from launch.process.turn import LOCK_VARIABLE
+from launch.process.machine_lock import LOCK_VARIABLE
 from launch.sweep_runner import Request, run_all
 
 ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "stock"}]}

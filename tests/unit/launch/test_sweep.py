@@ -9,9 +9,9 @@ from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import run as run_command, task as task_module
 from launch.choose import choose_points
-from launch.derive import derive
 from launch.ds_json import deepspeed_config
-from launch.fit import Host
+from launch.feasibility import Host
+from launch.postprocess import derive
 from launch.simulate import workloads
 from launch.sweep import build_parser, main, make_plan
 from parse.records import LogError
@@ -190,7 +190,7 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
 
 def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
     slow = Host(20 * GIB, half_types=frozenset)
-    monkeypatch.setattr(run_command.fit, "probe_machine", lambda: slow)
+    monkeypatch.setattr(run_command.feasibility, "probe_machine", lambda: slow)
     assert run_command.main(["tiny-stride", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("type: fp32 in place of bf16, since torch has no native bf16 ")

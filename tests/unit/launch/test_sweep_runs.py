@@ -13,10 +13,10 @@ from configs.study import make_point
 from configs.sweep import make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import sweep_runner, task as task_module
-from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Host
+from launch.feasibility import DTYPE_TEXT, NO_PRODUCT, Estimate, Host
 from launch.preview import dry_run
 from launch.process.live import LiveLine
-from launch.process.turn import LOCK_VARIABLE
+from launch.process.machine_lock import LOCK_VARIABLE
 from launch.records import Driver, Status
 from launch.sweep import main
 from launch.sweep_runner import Request, run_all
@@ -112,7 +112,7 @@ def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_train
     def unreadable(path):
         raise LogError(f"{path}: cannot be read")
 
-    monkeypatch.setattr("launch.derive.read_log", unreadable)
+    monkeypatch.setattr("launch.postprocess.read_log", unreadable)
     assert run_all(plan(fake_trainer("stock=nan")), Request()).ok == 3
 
 

@@ -7,7 +7,7 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
-from launch.fit import Host
+from launch.feasibility import Host
 from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of

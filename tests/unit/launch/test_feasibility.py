@@ -9,8 +9,8 @@ from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
-from launch import fit, links
-from launch.fit import (
+from launch import feasibility, links
+from launch.feasibility import (
     HALF_TYPES,
     NO_PRODUCT,
     Host,
@@ -39,12 +39,12 @@ NO_SUCH = (
 
 predict, shortages, memory_text = (
     functools.partial(function, trainer=OWN_TRAINER)
-    for function in (fit.needed_bytes, fit.shortages, fit.memory_text)
+    for function in (feasibility.needed_bytes, feasibility.shortages, feasibility.memory_text)
 )
 
 
 def refuse_if_short(point, machine):
-    fit.refuse_what_cannot_run(point, machine, RunOptions(Path("r"), "s"))
+    feasibility.refuse_what_cannot_run(point, machine, RunOptions(Path("r"), "s"))
 
 
 def point(model, **fields):
@@ -93,9 +93,11 @@ def test_auto_takes_the_largest_model_that_fits(machine, model):
 def test_a_pipelines_memory_is_not_predicted_which_is_said():
     trainer = TRAINERS["megatron-pipeline"]()
     staged = load_study("optimus-cc").make_point({"model": "tiny", "device": "cuda", "pp": 2})
-    text = fit.memory_text(staged, H100_NODE, trainer)
+    text = feasibility.memory_text(staged, H100_NODE, trainer)
     assert text == "not predicted: --trainer megatron-pipeline: its memory is not predicted"
-    assert "; tp 1 x pp 2 x dp 2 needs 4 GPUs, 0 found" in fit.memory_text(staged, LAPTOP, trainer)
+    assert "; tp 1 x pp 2 x dp 2 needs 4 GPUs, 0 found" in feasibility.memory_text(
+        staged, LAPTOP, trainer
+    )
 
 
 INSTALLED = metadata.version("deepspeed")
@@ -348,7 +350,7 @@ def seconds(machine=CPU, **fields):
     ],
 )
 def test_more_work_takes_longer_on_a_cpu(least, more, less, monkeypatch):
-    monkeypatch.setattr(fit, "usable_cores", lambda: 4)
+    monkeypatch.setattr(feasibility, "usable_cores", lambda: 4)
     assert seconds(**more) > least * seconds(**less)
 
 

@@ -11,12 +11,12 @@ import pytest
 from processes import wait_for
 
 from configs.files import ROOT
-from launch.process import turn as module
-from launch.process.turn import LOCK_VARIABLE, turn
+from launch.process import machine_lock as module
+from launch.process.machine_lock import LOCK_VARIABLE, turn
 
 HOLDER = """
 import sys
-from launch.process.turn import turn
+from launch.process.machine_lock import turn
 with turn(print):
     print("mine", flush=True)
     sys.stdin.read()
