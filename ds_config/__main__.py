@@ -11,11 +11,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.cli import Parser, add_json, complain, count, run_command, say
+from configs.cli import Parser, add_json, add_machine, complain, count, run_command, say
 from configs.errors import ConfigError
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from ds_config.advise import add_options, advise
+from deep_optimizer_states.predict.machine import load_machine, machine_names
+from ds_config.advise import add_model, add_options, advise, model_of
 from ds_config.auto import FRAMEWORKS
+from ds_config.costs import Costs, costs_of
 from ds_config.document import Document, read_config, write_new
 from ds_config.explain import as_json, as_text, explain
 from ds_config.mend import fixed
@@ -43,7 +45,11 @@ def _parser() -> Parser:
     one.set_defaults(run=advise)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", type=Path, metavar="FILE", help="the configuration")
-    ranks = "data-parallel ranks, to check batches"
+    add_model(one)
+    add_machine(one, f"for the time of the model: {', '.join(machine_names())}")
+    tokens = "tokens a sample [default: the model's]"
+    one.add_argument("--sequence-length", type=count, default=0, metavar="N", help=tokens)
+    ranks = "data-parallel ranks, to check batches and to count memory"
     one.add_argument("--ranks", type=count, metavar="N", help=ranks)
     who = "who hands it to DeepSpeed and fills auto in; every case is told without"
     one.add_argument("--framework", choices=FRAMEWORKS, default="", help=who)
@@ -63,10 +69,21 @@ def _explain(given: argparse.Namespace) -> int:
         raise ConfigError(f"{document.source}: {reason}")
     if given.fix:
         _fix(given, document, answer)
+    found.costs = _costs(given, document)
     found.faults[:0] = document.faults
     found.warnings[:0] = document.warnings
     say((as_json if given.json else as_text)(document.source, found))
     return 0 if found.is_accepted else 1
+
+
+def _costs(given: argparse.Namespace, document: Document) -> Costs | None:
+    if not given.model:
+        if given.machine or given.sequence_length:
+            raise ConfigError("--machine and --sequence-length go with --model or --config")
+        return None
+    machine = load_machine(given.machine) if given.machine else None
+    ranks = given.ranks or 1
+    return costs_of(document.table, model_of(given.model), ranks, machine, given.sequence_length)
 
 
 def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> None:

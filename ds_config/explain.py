@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_config.auto import PLUGIN, AutoCase, cases_of, judge, words_of
+from ds_config.costs import Costs
 from ds_config.installed import LOADER, Key, autos
 from ds_config.lenient import Placeholder
 from ds_config.release import Answer, KeyFact, Mend, Note, without
@@ -19,6 +20,8 @@ from ds_config.rules import AUTO, ZERO, as_block, buckets, faults, is_open, of_t
 
 _ALIKE, _MISSPELLED = 0.6, 0.85
 """How much of two names is the same: enough to ask for, and enough to write the other one."""
+_HEAD_LINES = 2
+"""Of a configuration that nothing else is said of."""
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
     *(("optimizer", "params"), ("scheduler", "params"), ("compile", "kwargs")),
@@ -58,6 +61,8 @@ class Explanation:
     """Settings that it takes, and that are probably not meant."""
     auto: list[AutoCase] = field(default_factory=list)
     """What becomes of each ``auto``, by who hands the configuration to DeepSpeed."""
+    costs: Costs | None = None
+    """Memory and time of a model under it; None where none was named."""
 
     @property
     def is_accepted(self) -> bool:
@@ -300,13 +305,15 @@ def text_of(value: Any) -> str:
 
 def as_json(source: str, found: Explanation) -> str:
     """Return the fields of an explanation, the release that was asked among them."""
-    return json.dumps({"source": source, **asdict(found)}, indent=2, default=str)
+    costs = found.costs and found.costs.as_json()
+    fields = asdict(replace(found, costs=None))
+    return json.dumps({"source": source, **fields, "costs": costs}, indent=2, default=str)
 
 
 def as_text(source: str, found: Explanation) -> str:
-    """Return what is wrong first, then key by key."""
+    """Return what is wrong first, then what it costs, then key by key."""
     lines = [f"{source}, read as DeepSpeed {found.version}: {_verdict(found)}", ""]
-    groups = {"Unknown keys": found.unknown, "Faults": found.faults, "Warnings": found.warnings}
+    groups = {"Faults": found.faults, "Unknown keys": found.unknown, "Warnings": found.warnings}
     for title, notes in groups.items():
         if notes:
             texts = (f"  {n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes)
@@ -314,6 +321,9 @@ def as_text(source: str, found: Explanation) -> str:
     if found.auto:
         lines += ["What becomes of auto, by who hands the configuration to DeepSpeed"]
         lines += [line for case in found.auto for line in _case_lines(case)] + [""]
+    if found.costs:
+        lines += [*found.costs.lines(), ""]
+    lines += ["Key by key"] if len(lines) > _HEAD_LINES else []
     for line in found.keys:
         depth = "  " * line.key.count(".")
         name = line.key.rpartition(".")[2]

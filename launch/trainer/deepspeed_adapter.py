@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import Point
+from launch.loggers import monitor_blocks
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
@@ -94,6 +96,11 @@ class DeepSpeedAdapter(loop.Adapter):
         self._last_end += seconds
         self._recorder.timer("interval-time", seconds)
         norm = engine.get_global_grad_norm()
+        if engine.monitor.enabled:  # which DeepSpeed gives rates and times, and no loss
+            logged = {"train_loss": mean, "grad_norm": norm}
+            events = [(f"Train/Samples/{name}", v, engine.global_samples)
+                      for name, v in logged.items() if v is not None]  # fmt: skip
+            engine.monitor.write_events(events)
         return Iteration(
             number=iteration,
             seconds=seconds,
@@ -239,7 +246,7 @@ def initialize_engine(run: RunFile, model: Any, mpu: SimpleNamespace) -> Any:
         model=model,
         model_parameters=parameters,
         optimizer=optimizer,
-        config=run.ds_config,
+        config={**run.ds_config, **monitor_blocks(run.log_to, run.run_dir, os.environ)},
         lr_scheduler=lambda optimizer: CosineSchedule(optimizer, run.point),
         mpu=mpu,
         dist_init_required=False,

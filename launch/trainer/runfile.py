@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from configs.errors import ConfigError
 from configs.files import read_given_json
 from configs.schema import Point
 from configs.study import default_study, study_from
+from launch.loggers import PACKAGES, log_to, set_wandb
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 2
@@ -49,6 +50,8 @@ class RunFile:
     """Sizes and checksums of the data's files; None where ``run.json`` has none."""
     checkpoint: Checkpoint | None = None
     """Where training begins; None for initial weights."""
+    log_to: tuple[str, ...] = ()
+    """Loggers beside ``metrics.jsonl``, of :data:`launch.loggers.PACKAGES`."""
 
     @property
     def uses_plugin(self) -> bool:
@@ -176,12 +179,15 @@ def run_program(train: Train, description: str | None, argv: list[str] | None = 
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_json", type=Path, help="run.json of a run folder")
     parser.add_argument("--continue-from", type=Path, help="folder of the checkpoint to begin at")
+    parser.add_argument("--log-to", default="", type=log_to, help=f"of {', '.join(PACKAGES)}")
     arguments = parser.parse_args(argv)
     try:
         run = read_run_file(arguments.run_json, arguments.continue_from)
+        run = replace(run, log_to=tuple(filter(None, arguments.log_to.split(","))))
         ranks = ranks_from_environment(os.environ)
         ranks.require(run.point)
         ranks.export(os.environ)
+        set_wandb(run.log_to, run.run_dir, os.environ)
         train(run, ranks)
     except ConfigError as error:
         # Every rank meets the same cause; one line of it is enough.

@@ -15,6 +15,7 @@ from configs.files import read_given_json
 from configs.schema import Point
 from configs.templates import laid_over
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
+from launch import loggers
 from launch.ds_json import deepspeed_config
 from launch.launchers import TRAINER_MODULE, Program
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
@@ -69,6 +70,7 @@ class OwnTrainer(Trainer):
             "help": "DeepSpeed's JSON, laid over what the harness makes of every run; what a field "
             "of the point says must agree with it, and 'auto' leaves it to the field",
         },
+        "--log-to": loggers.OPTION,
         "--trainer-module": {"help": argparse.SUPPRESS},
     }
 
@@ -78,13 +80,16 @@ class OwnTrainer(Trainer):
     """Where runs begin; None for initial weights."""
     user_json: Path | None = None
     """DeepSpeed's JSON of the user's own; None without one."""
+    log_to: str = ""
+    """Loggers, with commas between them."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
         if given.deepspeed_config is not None:
             read_user_json(given.deepspeed_config)
-        return cls(given.trainer_module or cls.module, checkpoint, given.deepspeed_config)
+        module = given.trainer_module or cls.module
+        return cls(module, checkpoint, given.deepspeed_config, given.log_to or "")
 
     @property
     def versions(self) -> dict[str, str]:
@@ -109,7 +114,8 @@ class OwnTrainer(Trainer):
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
-        return Program(self.module, (str(folder / "run.json"), *more))
+        words = (*more, *loggers.program_words(self.log_to))
+        return Program(self.module, (str(folder / "run.json"), *words))
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,11 @@ class PipelineTrainer(OwnTrainer):
             reasons.append(
                 f"--deepspeed-config {self.user_json}: {trainer} runs without DeepSpeed; leave it "
                 "out"
+            )
+        if self.log_to:
+            reasons.append(
+                f"--log-to {self.log_to}: {trainer} runs without DeepSpeed, whose monitor would "
+                "write it; leave it out"
             )
         if point.dtype == "fp16":
             reasons.append(f"dtype = 'fp16': {trainer} has no loss scale; give 'bf16' or 'fp32'")
@@ -182,9 +193,16 @@ class LightningTrainer(Trainer):
     """
 
     name: ClassVar[str] = "lightning"
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {"--log-to": loggers.OPTION}
     own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = dict.fromkeys(
         _REVIEWS, _prepared
     )
+    log_to: str = ""
+    """Loggers, with commas between them."""
+
+    @classmethod
+    def of(cls, given: Namespace) -> Self:
+        return cls(given.log_to or "")
 
     def refuse(self, point: Point) -> list[str]:
         reasons = super().refuse(point)
@@ -212,7 +230,8 @@ class LightningTrainer(Trainer):
         raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))
+        words = loggers.program_words(self.log_to)
+        return Program(LIGHTNING_MODULE, (str(folder / "run.json"), *words))
 
 
 def read_user_json(path: Path) -> dict[str, Any]:

@@ -112,8 +112,14 @@ def test_a_new_run_on_the_users_own_pair_continues_an_old_one_and_leaves_it_as_i
     command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
     command += ["--device", "cpu", "--engine", "stride", "--stride", "2"]
     command += ["--checkpoint", "background", "--data-prefix", str(prefix)]
-    assert python(*command, "--save-interval", "3").returncode == 0
+    assert python(*command, "--save-interval", "3", "--log-to", "csv").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")
+    # DeepSpeed's own monitor, a file for each figure.
+    logged = old / "loggers" / "csv"
+    rows = (logged / "Train_Samples_train_loss.csv").read_text().splitlines()
+    assert (rows[0], len(rows)) == ("step,train_loss", 5)
+    names = {path.stem.removeprefix("Train_Samples_") for path in logged.glob("*.csv")}
+    assert {"lr", "grad_norm", "elapsed_time_ms_step"} <= names
     run = json.loads((old / "run.json").read_text())
     data = run["provenance"]["data"]
     digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()

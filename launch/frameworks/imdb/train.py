@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import LearningRateMonitor
 from torch import Tensor, nn
 
 from configs.errors import ConfigError
@@ -26,6 +27,7 @@ from launch.frameworks.imdb.module import (
     Shape,
     strategy_of,
 )
+from launch.loggers import of_lightning
 from launch.trainer.loop import Digests, PhaseClock, device_name, end_fields, state_digests
 from launch.trainer.recorder import Iteration, Recorder, finite_or_none
 from launch.trainer.runfile import Ranks, RunFile
@@ -133,8 +135,9 @@ def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callback: pl.Callback
         max_epochs=-1,
         accumulate_grad_batches=point.accumulation,
         gradient_clip_val=point.clip_grad or None,
-        callbacks=[callback],
-        logger=False,
+        callbacks=[callback, *([LearningRateMonitor("step")] if run.log_to else [])],
+        logger=of_lightning(run.log_to, run.run_dir, os.environ) or False,
+        log_every_n_steps=1,
         default_root_dir=run.run_dir,
         num_sanity_val_steps=0,
         enable_checkpointing=False,

@@ -17,11 +17,17 @@ import json
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, Kept, ModelError
+from deep_optimizer_states.predict.model import (
+    FP32_BYTES,
+    Blocks,
+    CountedModel,
+    Kept,
+    ModelError,
+)
 from deep_optimizer_states.toml_io import did_you_mean
 
 LOSS_COPIES = 3
@@ -33,6 +39,10 @@ VALUES_NEEDED = ("DataDependentOutputException", "DynamicOutputShapeException")
 CHECKPOINT_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Fields of configurations that count experts."""
+FFN_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
+"""Fields of configurations that say how wide a layer's inner state is."""
+FFN_OF_HIDDEN = 4
+"""How many times the hidden size it is where no field says it."""
 DEFAULT_SEQUENCE = 512
 """Tokens of a sample of a model whose configuration names no most, as T5."""
 WITHOUT_MASK = "torch_without_mask"
@@ -85,9 +95,9 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
     with _refused_as(f"{source}: memory is not known of such a model"):
         with torch.device("meta"):
             model = language_model(config)
-        tensors = tuple(parameter.numel() for parameter in model.parameters())
         counts = (getattr(config, name, None) or 0 for name in LAYER_COUNTS)
-        num_layers = sum(counts) or len(layers_of(model)) or 1
+        layers = layers_of(model)
+        num_layers = sum(counts) or len(layers) or 1
         embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
         inputs = getattr(embedding, "weight", embedding)
         outputs = getattr(output, "weight", inputs)
@@ -95,19 +105,42 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
         return CountedModel(
             name=str(table.get("_name_or_path") or table["model_type"]),
             hidden=inputs.shape[1],
-            ffn=0,  # such a model has no time, which alone depends on these
+            ffn=_first_number(config, FFN_WIDTHS) or FFN_OF_HIDDEN * inputs.shape[1],
             layers=num_layers,
-            heads=0,
-            kv_heads=0,
+            heads=_first_number(config, ("num_attention_heads",)),
+            kv_heads=_first_number(config, ("num_key_value_heads", "num_attention_heads")),
             seq_length=longest if type(longest) is int and longest > 0 else DEFAULT_SEQUENCE,
             vocab_size=inputs.shape[0],
-            own_blocks=(tensors,),
+            own_blocks=_blocks(model, layers),
             own_kept=functools.cache(
                 functools.partial(_measured, config, num_layers, outputs.shape[0])
             ),
             tied_numel=inputs.numel() * (output is not None and outputs is inputs),
             has_experts=any(getattr(config, name, None) for name in EXPERT_COUNTS),
         )
+
+
+def _first_number(config: Any, names: Iterable[str]) -> int:
+    """Return the first of some fields that is a number; 0 where none is."""
+    given = (getattr(config, name, None) for name in names)
+    return next((value for value in given if type(value) is int), 0)
+
+
+def _blocks(model: Any, layers: list[Any]) -> Blocks:
+    """Return the elements of each parameter: before the layers, layer by layer, behind them.
+
+    What stands between two layers, as an encoder's last norm, is counted with the one before.
+    """
+    layer_of = {id(one): at for at, layer in enumerate(layers, 1) for one in layer.parameters()}
+    blocks: list[list[int]] = [[] for _ in range(len(layers) + 2)]
+    at = 0
+    for parameter in model.parameters():
+        own = layer_of.get(id(parameter))
+        if own is None and at == len(layers):
+            own = at + 1
+        at = max(at, own or 0)
+        blocks[at].append(parameter.numel())
+    return tuple(map(tuple, blocks))
 
 
 def _text_part(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -116,6 +116,15 @@ class Model:
         """Return the number of parameters."""
         return sum(self.tensors())
 
+    @property
+    def has_time(self) -> bool:
+        """Return whether the model of time knows its layers."""
+        return self.architecture == "llama"
+
+    def layer_numel(self, tp: int = 1) -> float:
+        """Return the parameters of a layer on one of ``tp`` ranks, on average."""
+        return sum(map(sum, self.blocks(tp)[1:-1])) / self.layers
+
     def kept_of(self, tp: int = 1) -> KeptOf:
         """Return the function that says what autograd keeps of one sample on one of ``tp`` ranks.
 
@@ -139,13 +148,21 @@ class Model:
 
 @dataclass(frozen=True)
 class CountedModel(Model):
-    """A model whose parameters are given one by one, for predictions of memory alone."""
+    """A model whose parameters are given one by one.
 
-    own_blocks: Blocks = ()  # of one rank; one block where layers are not told apart
+    It has a time where its layers are told apart and every token passes through all of them.
+    """
+
+    own_blocks: Blocks = ()  # as Model.blocks; one block where layers are not told apart
     own_kept: KeptOf | None = None
     tied_numel: int = 0  # elements of the second embedding that is dropped when both are tied
     has_experts: bool = False
     checkpoint: str = ""  # type of the weights it is read from; empty for one without any
+
+    @property
+    def has_time(self) -> bool:
+        """Return whether its layers were told apart, and no token goes to some experts alone."""
+        return len(self.own_blocks) == self.layers + 2 and not self.has_experts
 
     def blocks(self, tp: int = 1) -> Blocks:
         """Return the parameters that were given, whatever ``tp`` is."""

@@ -47,6 +47,10 @@ LAYERS_BACK = 2
 MIN_GAIN = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 DISK = "no rate of a disk"
+LAYERS = (
+    "GPTs with SwiGLU, RMSNorm and no bias, and models of Hugging Face's whose layers each take "
+    "every token"
+)
 CANDIDATES = (
     ("all-host", 1),
     ("stride", 2),
@@ -188,11 +192,10 @@ def _is_open(workload: Workload) -> bool:
 
 def _refuse_unknown(workload: Workload) -> None:
     model, stage, is_stock = workload.model, workload.stage, workload.software is not None
-    is_gpt = type(model) is Model and model.architecture == "llama"
     is_fp32 = {workload.masters, workload.moments} == {"fp32"}
     offloads = workload.optimizer_at == "cpu"
     for field, value, is_known, known in (
-        ("model", model.name, is_gpt, "GPTs with SwiGLU, RMSNorm and no bias"),
+        ("model", model.name, model.has_time, LAYERS),
         ("offload_optimizer.device", workload.optimizer_at, workload.optimizer_at != "nvme", DISK),
         ("offload_param.device", workload.weights_at, workload.weights_at != "nvme", DISK),
         ("zero_optimization.stage", stage, stage or not offloads, "no offload at stage 0"),
@@ -286,7 +289,7 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
 def _layer_s(workload: Workload, flops_per_s: float, stream: float) -> float:
     """Return the products and the elementwise passes of one layer's forward."""
     model, tokens, tp = workload.model, workload.tokens, workload.tp
-    layer_numel = sum(model.blocks(tp)[1])
+    layer_numel = model.layer_numel(tp)
     # Scores times values and queries times keys; causal masks do not save work here.
     attention_flops = 4 * workload.sequence * model.hidden / tp
     flops = tokens * (2 * layer_numel + attention_flops)

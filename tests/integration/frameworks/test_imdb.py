@@ -1,5 +1,6 @@
 """The study of film reviews from the command line to its report, with a few iterations a run."""
 
+import csv
 import json
 
 import pytest
@@ -48,6 +49,7 @@ def events_of(path):
 def test_our_strategy_trains_and_leaves_its_record(tmp_path):
     """Three iterations from the command line; what a whole epoch adds is below."""
     words = ("--engine", OURS, "--iterations", "3", "--device", "cpu", "--results-dir", tmp_path)
+    words += ("--log-to", "csv")
     done = python("-m", "launch.run", "tiny", "--study", "imdb", *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (path,) = tmp_path.rglob("metrics.jsonl")
@@ -57,6 +59,13 @@ def test_our_strategy_trains_and_leaves_its_record(tmp_path):
     assert len({row["grad_norm"] for row in rows}) == 3
     assert None not in (end["weights_sha256"], end["optimizer_sha256"])
     assert 0.3 < end["test_accuracy"] < 1
+    # Lightning's own logger and its monitor of rates write beside.
+    with (path.parent / "loggers" / "csv" / "metrics.csv").open() as file:
+        entries = list(csv.DictReader(file))
+    (rate,) = (name for name in entries[0] if name.startswith("lr-"))
+    assert len([entry for entry in entries if entry[rate]]) == 3
+    (accuracy,) = (entry["test_accuracy"] for entry in entries if entry["test_accuracy"])
+    assert float(accuracy) == pytest.approx(end["test_accuracy"], rel=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -1,21 +1,29 @@
-"""The ladder, its choice and its JSON."""
+"""The rungs, the choice among them, its JSON and its figure."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 from in_process import explain_or_advise
 
+from configs.errors import ConfigError
 from deep_optimizer_states.predict.huggingface import model_of_config
-from deep_optimizer_states.predict.memory import GIB
-from ds_config.advise import (
-    CHECKPOINTING,
-    GLIBC,
-    NARROW,
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.units import GIB
+from ds_config.advise import CHECKPOINTING, GLIBC, NARROW, SHARE, changes, notes_of
+from ds_config.figure import draw
+from ds_config.search import (
+    ENGINES,
+    PLACES,
+    SHARES,
+    STAGES,
+    STATES,
     NodeMemory,
     Training,
+    best,
     ladder,
-    notes_of,
 )
 
 LLAMA = {
@@ -28,29 +36,20 @@ LLAMA = {
     "max_position_embeddings": 2048,
 }
 TASK = Training(model_of_config(LLAMA), 2048, 4, "bf16")
+SMALL = Training(load_model("1.3B")[0], 2048, 4, "bf16")
 NAMES = [
-    "stage 0",
-    "stage 1",
-    "stage 2",
-    "stage 3",
-    "stage 3 + parameter offload",
-    "stage 2 + optimizer offload, ours",
-    "stage 1 + optimizer offload, ours",
-    "stage 3 + optimizer offload, ours",
-    "stage 2 + optimizer offload",
-    "stage 1 + optimizer offload",
-    "stage 3 + optimizer offload",
-    "stage 3 + both offloads, ours",
-    "stage 3 + both offloads",
-    "smaller buckets",
-    "half precision",
-    "16-bit states, ours",
-    "16-bit states + parameter offload, ours",
-    "optimizer on NVMe",
-    "parameters on NVMe",
+    *(f"stage {stage}" for stage in range(4)),
+    "stage 3, weights offloaded",
+    *(f"stage {stage}, optimizer offloaded, plugin" for stage in (1, 2, 3)),
+    *(f"stage {stage}, optimizer offloaded" for stage in (1, 2, 3)),
+    "stage 3, optimizer + weights offloaded, plugin",
+    "stage 3, optimizer + weights offloaded",
 ]
-CHANGED = {name for name in NAMES if "16-bit" in name or "NVMe" in name or name == "half precision"}
-"""Those in which fp32 is not trained as it was asked for."""
+ON_DISK = ["optimizer to NVMe", "both, NVMe + host", "both to NVMe"]
+NARROW_NAMES = [
+    f"stage 3, {what} offloaded, plugin, 16-bit states"
+    for what in ("optimizer", "optimizer + weights")
+]
 
 
 def room(gpus=1, device=24, host=128, **fields):
@@ -66,50 +65,104 @@ def as_json(capsys, *words, code=0):
     return json.loads(advise(capsys, *words, "--json", code=code).out)
 
 
-def of_name(rungs, name):
-    (found,) = (rung for rung in rungs if rung.name == name)
-    return found
+def without_dtype(rungs):
+    return [rung.name.replace(", bf16", "").replace(", fp32", "") for rung in rungs]
 
 
-def test_the_ladder_has_every_rung():
-    rungs = ladder(dataclasses.replace(TASK, dtype="fp32"), room(device=9000, host=9000, nvme="/d"))
-    assert [rung.name for rung in rungs] == NAMES  # no times are known, and all fit
-    assert {rung.name for rung in rungs if not rung.is_exact} == CHANGED
-    rungs = ladder(TASK, room(gpus=8))
-    # A smaller batch is made up for by accumulation.
-    assert {rung.config["train_batch_size"] for rung in rungs} == {32}
-    assert {rung.name for rung in rungs} == set(NAMES[:14] + NAMES[15:17])
+def test_the_rungs_are_the_product_of_a_few_lists():
+    large = room(device=9000, host=9000)
+    assert without_dtype(ladder(SMALL, large)) == NAMES + NARROW_NAMES  # no time is known
+    with_disk = ladder(SMALL, dataclasses.replace(large, nvme="/d"))
+    names = [*NAMES, *(f"stage 3, {what} offloaded" for what in ON_DISK)]
+    assert without_dtype(with_disk) == names + NARROW_NAMES
+    rungs = ladder(dataclasses.replace(SMALL, dtype="fp32"), large)
+    assert without_dtype(rungs) == [*NAMES, *NAMES, *NARROW_NAMES]
+    assert [rung.is_exact for rung in rungs] == [", fp32" in rung.name for rung in rungs]
+    found = {(r.setting.stage, r.setting.engine, r.setting.states) for r in with_disk}
+    assert found <= set(itertools.product(STAGES, ENGINES, STATES))
+    assert {(r.setting.optimizer_at, r.setting.weights_at) for r in with_disk} == set(PLACES)
+
+
+def test_a_batch_is_made_up_for_by_accumulation():
+    task = dataclasses.replace(SMALL, samples=6)
+    assert task.micro_batches == (3, 2, 1)
+    rungs = ladder(task, room(gpus=8, device=16))
+    assert {rung.config["train_batch_size"] for rung in rungs} == {48}
+    for rung in rungs:
+        sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        assert rung.config[sizes[0]] * rung.config[sizes[1]] == 6
+
+
+def batch(rung):
+    size = rung.config["train_micro_batch_size_per_gpu"]
+    return f"{size}, recomputed" if rung.checkpointing else f"{size}"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "device", "host", "name", "batch"),
+    ("gpus", "device", "host", "name", "way"),
     [
-        (1, 192, 64, "stage 0", "batch 4"),
-        (8, 40, 256, "stage 2", "batch 4, checkpointing"),
-        (1, 40, 128, "stage 2 + optimizer offload, ours", "batch 4, checkpointing"),
-        (1, 14, 160, "stage 3 + both offloads, ours", "batch 4, checkpointing"),
-        (1, 8, 160, "stage 3 + both offloads", "batch 1, checkpointing"),
-        (1, 12, 96, "16-bit states + parameter offload, ours", "batch 4, checkpointing"),
-        (1, 24, 56, None, ""),
+        (1, 192, 64, "stage 0", "4"),
+        (8, 40, 256, "stage 2", "4, recomputed"),
+        (1, 24, 128, "stage 2, optimizer offloaded, plugin", "4, recomputed"),
+        (1, 14, 160, "stage 3, optimizer + weights offloaded, plugin", "4, recomputed"),
+        (1, 6, 160, "stage 3, optimizer + weights offloaded, plugin", "1, recomputed"),
+        (
+            1,
+            12,
+            96,
+            "stage 3, optimizer + weights offloaded, plugin, 16-bit states",
+            "4, recomputed",
+        ),
+        (1, 24, 40, None, ""),
     ],
 )
-def test_the_first_that_fits_is_taken_in_the_way_that_costs_least(gpus, device, host, name, batch):
+def test_the_first_that_fits_is_taken_in_the_way_that_costs_least(gpus, device, host, name, way):
     first = ladder(TASK, room(gpus, device, host))[0]
-    assert ((first.fits and first.name) or None, first.batch if name else "") == (name, batch)
+    assert (without_dtype([first])[0] if first.fits else None) == name
+    assert not name or batch(first) == way
+
+
+def test_small_buckets_are_taken_where_deepspeeds_own_do_not_fit():
+    """Their time is not known, and with them a GPU of 5 GiB has room."""
+    rungs = ladder(TASK, room(1, 5, 160))
+    assert rungs[0].has_small_buckets
+    assert rungs[0].config["zero_optimization"]["reduce_bucket_size"] == 50_000_000
+    assert not any(rung.has_small_buckets for rung in ladder(TASK, room(1, 40, 160)) if rung.fits)
+
+
+def test_a_half_empty_gpu_is_given_a_share_of_the_state():
+    """What lives there crosses no link, and is the fastest of what fits."""
+    half = NodeMemory(1, 1, 40 * GIB, 64 * GIB, machine=load_machine("h100x4"))
+    task = dataclasses.replace(SMALL, model=load_model("3B")[0])
+    (found,) = (
+        r for r in ladder(task, half) if r.name == "stage 3, bf16, optimizer offloaded, plugin"
+    )
+    assert found.share in SHARES[:-1]
+    assert found.config["deep_optimizer_states"]["ratio"] == found.share
+    assert found.fits
+    assert notes_of(found, half) == [SHARE]
+
+
+@pytest.mark.parametrize("machine", ["h200x1", "h100x4", "cpu-only"])
+@pytest.mark.parametrize("device", [12, 40])
+def test_the_first_alone_is_found_without_the_times_of_all(machine, device):
+    profile = load_machine(machine)
+    place = NodeMemory(1, 1, device * GIB if profile.gpus else None, 64 * GIB, machine=profile)
+    task = dataclasses.replace(SMALL, dtype="bf16" if profile.gpus else "fp32")
+    first, found = ladder(task, place)[0], best(task, place)
+    assert found is None if not first.fits else found.name == first.name
 
 
 @pytest.mark.parametrize(
     ("gpus", "machine", "given"),
     [
-        (1, "h200x1", ()),
-        (1, "h200x1", ("--gpu-memory", 24, "--host-memory", 256)),
-        (4, "h100x4", ("--gpu-memory", 40)),
-        (4, "h100x4", ("--gpu-memory", 24, "--micro-batch", 1)),
+        (1, "h200x1", ("--gpu-memory", 16, "--host-memory", 256)),
+        (4, "h100x4", ("--gpu-memory", 8, "--micro-batch", 1)),
         (2, "cpu-only", ("--model", "tiny")),
     ],
 )
 def test_the_fastest_of_those_that_fit_comes_first(capsys, gpus, machine, given):
-    words = ("--model", "7B", "--gpus", gpus, "--machine", machine, *given)
+    words = ("--model", "1.3B", "--gpus", gpus, "--machine", machine, *given)
     rungs = as_json(capsys, *words)["rungs"]
     fitting = [rung for rung in rungs if rung["fits"]]
     assert rungs[: len(fitting)] == fitting
@@ -119,39 +172,33 @@ def test_the_fastest_of_those_that_fit_comes_first(capsys, gpus, machine, given)
     assert [rung["iteration_s"] for rung in exact[: len(timed)]] == timed
     in_two_digits = [float(f"{seconds:.2g}") for seconds in timed]
     assert in_two_digits == sorted(in_two_digits)
-    without = {rung["name"] for rung in rungs if rung["iteration_s"] is None}
-    assert without == {"smaller buckets"}
+    assert all(rung["small_buckets"] for rung in rungs if rung["iteration_s"] is None)
     assert all(bool(rung["no_time"]) == (rung["iteration_s"] is None) for rung in rungs)
 
 
-def test_of_times_that_are_as_good_as_equal_the_one_that_offloads_less_comes_first(capsys):
-    words = ("--model", "7B", "--gpus", 1, "--machine", "h200x1", "--gpu-memory", 24)
-    rungs = as_json(capsys, *words, "--host-memory", 256)["rungs"][:2]
-    assert [rung["name"] for rung in rungs] == [
-        "stage 3 + optimizer offload, ours",
-        "stage 3 + both offloads, ours",
-    ]
-    assert rungs[0]["iteration_s"] > rungs[1]["iteration_s"]
+def test_of_times_that_are_as_good_as_equal_the_one_that_offloads_less_comes_first():
+    place = NodeMemory(1, 1, 80 * GIB, 256 * GIB, machine=load_machine("h200x1"))
+    rungs = without_dtype(found := ladder(SMALL, place))
+    same = [f"{found[idx].iteration_s:.2g}" for idx in (0, 1, 2)]
+    assert rungs[:3] == ["stage 0", "stage 1", "stage 2"]
+    assert len({*same}) == 1
 
 
-def test_offload_of_stock_s_stage_2_is_never_put_before_what_is_faster_and_leaner(capsys):
-    words = ("--model", "7B", "--gpus", 1, "--machine", "h200x1", "--gpu-memory", 40)
-    found = as_json(capsys, *words, "--host-memory", 256)
-    stock, ours = (
-        next(rung for rung in found["rungs"] if rung["name"] == f"stage 2 + optimizer offload{who}")
-        for who in ("", ", ours")
-    )
-    assert ours["iteration_s"] < stock["iteration_s"]
-    assert ours["host_bytes"] < stock["host_bytes"]
-    assert found["chosen"] != stock["name"]
-    assert found["rungs"].index(ours) < found["rungs"].index(stock)
+def test_stock_s_offload_is_never_put_before_what_is_faster_and_leaner():
+    place = NodeMemory(1, 1, 40 * GIB, 256 * GIB, machine=load_machine("h200x1"))
+    rungs = ladder(dataclasses.replace(SMALL, model=load_model("3B")[0]), place)
+    at = {name: idx for idx, name in enumerate(without_dtype(rungs))}
+    for stage in (1, 2, 3):
+        stock, ours = (at[f"stage {stage}, optimizer offloaded{who}"] for who in ("", ", plugin"))
+        assert ours < stock
+        assert rungs[ours].iteration_s < rungs[stock].iteration_s
+        assert rungs[ours].peaks.host_bytes < rungs[stock].peaks.host_bytes
 
 
 def test_the_configuration_names_the_policy_whose_time_is_told(capsys):
-    words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 110)
+    words = ("--model", "1.3B", "--gpus", 1, "--gpu-memory", 10, "--host-memory", 110)
     told = as_json(capsys, *words, "--machine", "h200x1", "--micro-batch", 1)
     assert told["config"]["deep_optimizer_states"]["policy"] in ("all-host", "dynamic", "stride")
-    words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 128)
     assert as_json(capsys, *words)["config"]["deep_optimizer_states"]["policy"] == "auto"
 
 
@@ -168,16 +215,17 @@ def test_activations_that_are_not_known_are_said_in_one_line(tmp_path, capsys):
     for rung in found["rungs"]:  # the leanest way: nothing says how much less another would leave
         assert (rung["micro_batch"], rung["checkpointing"]) == (1, True)
     printed = advise(capsys, *words)
-    assert f"note: {note}\n" in printed.out
+    assert f"note: {note}" in " ".join(printed.out.split())
     assert "Traceback" not in printed.out + printed.err
 
 
-@pytest.mark.parametrize("name", ["stage 3 + both offloads", "stage 2"])
+@pytest.mark.parametrize("name", ["stage 3, optimizer + weights offloaded", "stage 2"])
 def test_every_phase_of_every_rank_has_to_fit(name):
     """Each rank reads the whole model before stage 2 cuts its state, which takes most there."""
 
     def rung(host):
-        return of_name(ladder(TASK, room(8, 80, host)), name)
+        rungs = ladder(TASK, room(8, 80, host))
+        return rungs[without_dtype(rungs).index(name)]
 
     peaks = rung(10_000).peaks
     assert (peaks.load.host_bytes > 2 * peaks.train.host_bytes) == (name == "stage 2")
@@ -189,7 +237,7 @@ def test_every_phase_of_every_rank_has_to_fit(name):
 def test_7b_on_one_gpu_of_24_and_a_host_of_64_fits_with_eight_bytes_a_parameter(capsys):
     words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 64)
     found = as_json(capsys, *words, "--micro-batch", 1)
-    assert found["chosen"] == "16-bit states, ours"
+    assert found["chosen"] == "stage 3, bf16, optimizer offloaded, plugin, 16-bit states"
     assert found["predicted"] is True
     keys = {"name", "device_bytes", "host_bytes", "fits", "iteration_s"}
     assert all(keys <= set(rung) for rung in found["rungs"])
@@ -201,53 +249,101 @@ def test_7b_on_one_gpu_of_24_and_a_host_of_64_fits_with_eight_bytes_a_parameter(
 
 
 def test_where_nothing_fits_it_is_said_what_is_short_and_what_to_try(tmp_path, capsys):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    words = ("--model", path, "--gpus", 1, "--gpu-memory", 24, "--host-memory", 56)
+    words = ("--model", "1.3B", "--gpus", 1, "--gpu-memory", 6, "--host-memory", 17)
     found = as_json(capsys, *words, code=1)
     (note,) = found["notes"]
-    assert note in advise(capsys, *words, code=1).out
-    nearest = next(rung for rung in found["rungs"] if rung["name"] == "16-bit states, ours")
-    lack = nearest["short_bytes"]["host"]
-    assert set(nearest["short_bytes"]) == {"host"}
-    assert lack == pytest.approx(nearest["host_bytes"] - 0.97 * 56 * GIB, abs=1)
-    assert note.startswith(
-        f"'16-bit states, ours' comes nearest: host memory is short by {lack / GIB:.1f} GiB "
-        f"({nearest['host_bytes'] / GIB:.1f} needed, 54.3 may be taken); try --nvme FOLDER"
-    )
-    for more in (("--nvme", tmp_path), ("--gpus", 2, "--gpus-per-node", 1)):
-        assert as_json(capsys, *words, *more)["chosen"]
+    assert note in " ".join(advise(capsys, *words, code=1).out.split())
+    nearest = next(rung for rung in found["rungs"] if f"'{rung['name']}' comes" in note)
+    words_of = {"host": "host memory", "device": "GPU memory"}
+    for place, lack in nearest["leanest_short_bytes"].items():
+        assert f"{words_of[place]} is short by {lack / GIB:.1f} GiB (" in note
+    assert note.endswith("or more --gpus")
+    assert (found["chosen"], found["config"]) == (None, None)
+    assert as_json(capsys, *words, "--nvme", tmp_path)["chosen"]
+
+
+def test_what_one_gpu_and_more_host_memory_would_change():
+    place = NodeMemory(1, 1, 24 * GIB, 20 * GIB, machine=load_machine("h100x4"))
+    taken = ladder(SMALL, place)[0]
+    gpu, memory = changes(taken, SMALL, place)
+    assert (gpu["what"], memory["what"]) == ("one GPU more", "100 GiB more of host memory")
+    larger = dataclasses.replace(place, host_bytes=120 * GIB)
+    assert memory["chosen"] == ladder(SMALL, larger)[0].name != taken.name
+    for one in (gpu, memory):
+        gain = one["tokens_per_s"] * taken.iteration_s / (4 * 2048)
+        assert one["speedup"] == pytest.approx(gain)
+        assert gain > 1
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks"),
+    [
+        (NodeMemory(4, 4, 1.0, 1.0), (5, 5)),  # all of a machine that is not known
+        (NodeMemory(2, 2, 1.0, 1.0, gpus_a_node=4), (3, 3)),
+        (NodeMemory(4, 4, 1.0, 1.0, gpus_a_node=4), (5, 4)),  # in a second node
+        (NodeMemory(1, 1, 1.0, 1.0, gpus_a_node=1), (2, 1)),
+        (NodeMemory(8, 4, 1.0, 1.0), (9, 4)),
+    ],
+)
+def test_one_gpu_more_shares_its_node_where_there_is_a_place(place, ranks):
+    assert (place.with_gpu().gpus, place.with_gpu().ranks_a_node) == ranks
+
+
+def test_the_table_is_no_wider_than_a_terminal(capsys, tmp_path):
+    words = ("--model", "tiny", "--gpus", 4, "--machine", "h100x4", "--nvme", tmp_path)
+    lines = advise(capsys, *words).out.splitlines()
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_figure_has_what_fits_in_colour_and_overwrites_nothing(tmp_path):
+    place = NodeMemory(1, 1, 24 * GIB, 128 * GIB, machine=load_machine("h200x1"))
+    file, rungs = tmp_path / "mine.svg", ladder(SMALL, place)
+    assert {rung.fits for rung in rungs} == {True, False}
+    assert draw(file, rungs, place, "1.3B") == file
+    text = file.read_text()
+    for words in ("predicted, not run", "simulated", "plugin, fits", "does not fit"):
+        assert words in text
+    with pytest.raises(ConfigError, match="is already there; give another name"):
+        draw(file, rungs, place, "1.3B")
+    with pytest.raises(ConfigError, match="none is no folder"):
+        draw(tmp_path / "none" / "x", rungs, place, "1.3B")
+    with pytest.raises(ConfigError, match="no rung has a time: memory alone is given"):
+        draw(tmp_path / "x", ladder(SMALL, room()), room(), "1.3B")
 
 
 def test_what_a_rung_costs_is_printed(capsys):
-    words = ("--model", "7B", "--gpus", 4, "--machine", "h100x4")
+    words = ("--model", "tiny", "--gpus", 1, "--machine", "h100x4", "--gpu-memory", 3.3)
     found, text = as_json(capsys, *words), advise(capsys, *words).out
-    for rung in found["rungs"]:
-        (line,) = (line for line in text.splitlines() if line.startswith(f"  {rung['name']:40s}"))
+    begin = text.splitlines().index("") + 2
+    rows = text.splitlines()[begin : begin + len(found["rungs"])]
+    for rung, row in zip(found["rungs"], rows, strict=True):
         seconds = rung["iteration_s"]
-        assert ("unknown" if seconds is None else f" {seconds:.2f} s ") in line
-        assert f"{rung['device_bytes'] / GIB:.1f} " in line
-        assert f"{rung['host_bytes'] / GIB:.1f}" in line
-        assert ("does not fit: " in line) is not rung["fits"]
+        assert ("unknown" if seconds is None else f" {seconds:.2f} s ") in row
+        for place in ("device", "host"):
+            mark = "!" if place in rung["short_bytes"] else ""
+            assert f" {rung[f'{place}_bytes'] / GIB:.1f}{mark}" in row
         host = [phase["host_bytes"] for phase in rung["phases"].values()]
         assert max(host) == rung["host_bytes"]
-    assert "no time of smaller buckets: no profile has a rate of the start of a collective" in text
+    assert rows[0].startswith("> ")
+    assert not any(row.startswith(">") for row in rows[1:])
 
 
-@pytest.mark.parametrize("idx", [0, 3, 5, 12, 15, 16, -1])
-def test_deepspeed_s_own_loader_and_explain_take_the_configuration(tmp_path, capsys, idx):
-    """Explain asks DeepSpeed itself; of the rungs these differ most."""
-    rungs = ladder(dataclasses.replace(TASK, dtype="fp32"), room(nvme=str(tmp_path)))
-    rung = of_name(rungs, NAMES[idx])
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(rung.config))
-    assert explain_or_advise(["explain", path]) == 0, capsys.readouterr().out
+def test_deepspeed_s_own_loader_and_explain_take_the_configurations(tmp_path, capsys):
+    """Explain asks DeepSpeed itself."""
+    task = dataclasses.replace(SMALL, dtype="fp32")
+    rungs = ladder(task, room(nvme=str(tmp_path)))
+    small = [rung for rung in ladder(task, room(device=6)) if rung.has_small_buckets]
+    assert small
+    for number, rung in enumerate([*rungs[::3], *small[:2]]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(rung.config))
+        assert explain_or_advise(["explain", path]) == 0, capsys.readouterr().out
     assert "was not asked" not in capsys.readouterr().err
 
 
 def test_the_winner_is_written_to_a_new_file_alone(tmp_path, capsys):
     path = tmp_path / "mine.json"
-    words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 128, "--out", path)
+    words = ("--model", "3B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 128, "--out", path)
     found = as_json(capsys, *words)
     assert json.loads(path.read_text()) == found["config"]
     path.write_text("mine")
@@ -255,22 +351,22 @@ def test_the_winner_is_written_to_a_new_file_alone(tmp_path, capsys):
     assert path.read_text() == "mine"
 
 
-def test_a_config_json_of_hugging_face_is_a_model_without_a_time(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    for path in (tmp_path, tmp_path / "config.json"):
-        found = as_json(capsys, "--model", path, "--gpus", 1, "--machine", "h200x1")
-        assert found["parameters"] == 6_738_415_616  # Llama 2 7B's own count
-        reasons = {rung["no_time"] for rung in found["rungs"]}
-        assert len(reasons) == 2
-        assert any("the performance model knows GPTs with SwiGLU" in reason for reason in reasons)
+def test_a_config_json_of_hugging_face_has_the_time_of_its_layers(tmp_path, capsys):
+    small = {**LLAMA, "num_hidden_layers": 4, "hidden_size": 1024, "intermediate_size": 2816}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    for given in (("--model", tmp_path), ("--config", tmp_path / "config.json")):
+        found = as_json(capsys, *given, "--gpus", 1, "--machine", "h200x1")
+        assert all(rung["iteration_s"] for rung in found["rungs"])
+        assert any(note.startswith("times are those of megatron-core") for note in found["notes"])
 
 
 def test_notes_apply_where_they_are_true():
     large, small = ladder(TASK, room(device=192)), ladder(TASK, room())
-    assert notes_of(of_name(large, "stage 0"), room()) == []
-    assert notes_of(of_name(small, "stage 2"), room()) == [CHECKPOINTING]
-    assert notes_of(of_name(small, "16-bit states, ours"), room()) == [CHECKPOINTING, NARROW]
-    assert notes_of(of_name(large, "stage 0"), room(device=None)) == [GLIBC]
+    assert notes_of(large[0], room()) == []
+    at = dict(zip(without_dtype(small), small, strict=True))
+    assert notes_of(at["stage 2, optimizer offloaded, plugin"], room()) == [CHECKPOINTING]
+    assert set(notes_of(at[NARROW_NAMES[0]], room())) >= {NARROW}
+    assert notes_of(large[0], room(device=None)) == [GLIBC]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +376,8 @@ def test_notes_apply_where_they_are_true():
         (("--model", "7B", "--machine", "h10x4"), "unknown machine 'h10x4'"),
         (("--model", "7B"), "--machine is missing"),
         (("--model", "7B", "--gpu-memory", 24), "--machine is missing"),
+        (("--model", "7B", "--machine", "h100x4", "--batch", 6), "give a multiple of --gpus 4"),
+        (("--machine", "h100x4"), "one of the arguments --model --config is required"),
         (("--model", "no.json", "--machine", "h100x4"), "no.json: cannot be read"),
     ],
 )

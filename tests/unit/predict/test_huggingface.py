@@ -13,7 +13,10 @@ from deep_optimizer_states.predict.huggingface import (
     model_of_config,
     read_config,
 )
-from deep_optimizer_states.predict.model import ModelError
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import ModelError, load_model
+from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import STOCK, Workload, WorkloadError
 
 COMMON = {
     "hidden_size": 96,
@@ -47,6 +50,51 @@ def test_what_is_kept_is_what_a_real_forward_saves(table, dtype, attention):
     one_copy_of_logits = kept.logits / 3
     total = found.layers * kept.layer + kept.head + one_copy_of_logits
     assert samples * total == pytest.approx(saved, rel=0.035 if table is T5 else 0.01)
+
+
+def test_layers_are_told_apart_and_their_time_is_that_of_the_same_gpt():
+    """A shipped model as transformers builds it, with as many rows in the embedding."""
+    shipped = load_model("1.3B")[0]
+    table = {
+        "model_type": "llama", "hidden_size": shipped.hidden, "intermediate_size": shipped.ffn,
+        "num_hidden_layers": shipped.layers, "num_attention_heads": shipped.heads,
+        "num_key_value_heads": shipped.kv_heads, "vocab_size": shipped.padded_vocab_size(),
+    }  # fmt: skip
+    found = model_of_config(table)
+    assert found.has_time
+    assert [sum(block) for block in found.blocks()] == [sum(block) for block in shipped.blocks()]
+    assert (found.ffn, found.heads, found.kv_heads) == (
+        shipped.ffn,
+        shipped.heads,
+        shipped.kv_heads,
+    )
+    machine = load_machine("h100x4")
+    for software in (STOCK, None):
+        times = [
+            predict(Workload(model, software, dp=2, sequence_length=2048, policy="stride"), machine)
+            for model in (shipped, found)
+        ]
+        assert times[1].forward_s == pytest.approx(times[0].forward_s, rel=1e-6)
+        assert times[1].iteration_s == pytest.approx(times[0].iteration_s, rel=0.01)
+
+
+@pytest.mark.parametrize("table", [GPT2, BERT, T5, QWEN], ids=lambda t: t["model_type"])
+def test_other_families_have_a_time_too(table):
+    found = model_of_config(table)
+    assert len(found.blocks()) == found.layers + 2
+    assert found.tensors() == [number for block in found.blocks() for number in block]
+    workload = Workload(found, STOCK, sequence_length=64, materialized_attention=False)
+    assert predict(workload, load_machine("h100x4")).forward_s > 0
+
+
+@pytest.mark.parametrize(
+    "table", [MIXTRAL, {**COMMON, "model_type": "albert"}], ids=["moe", "shared"]
+)
+def test_layers_that_do_not_take_every_token_or_are_run_again_have_no_time(table):
+    found = model_of_config(table)
+    assert not found.has_time
+    with pytest.raises(WorkloadError, match="whose layers each take every token"):
+        predict(Workload(found, STOCK, sequence_length=64), load_machine("h100x4"))
 
 
 GPTJ = {"model_type": "gptj", "n_embd": 96, "n_layer": 3, "n_head": 6, "rotary_dim": 8}

@@ -192,7 +192,7 @@ def test_the_strategy_is_lightnings_own_but_for_deepspeed_on_a_cpu(
 def test_every_machine_has_as_many_devices_as_ranks(monkeypatch, tmp_path):
     fields = {"model": "tiny", "dp": 4, "device": "cpu", "global_batch_size": 128}
     point = load_study("imdb").make_point(fields)
-    run = SimpleNamespace(point=point, ds_config={}, run_dir=tmp_path)
+    run = SimpleNamespace(point=point, ds_config={}, run_dir=tmp_path, log_to=())
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(pl, "Trainer", lambda **given: given)
     given = make_trainer(run, SimpleNamespace(num_ranks=4), False, None)
