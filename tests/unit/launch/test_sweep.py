@@ -251,15 +251,17 @@ def failed(*_arguments):
         ({"parse.report.parse_sweep": refused}, 2, "tables: no room\n"),
         ({"parse.report.write_report": refused}, 2, "report: no room\nfigures  {}/figures\n"),
         ({"plots.__main__.main": failed}, 2,
-         "figures: a figure nobody thought of\nfigures: exit code 2\nreport   {}/report.html\n"),
+         "figures: a figure nobody thought of\nfigures: exit code 2\n\na table\n\n"
+         "report   {}/report.html\n"),
         ({"plots.__main__.main": lambda _words: 1}, 1,
-         "figures: exit code 1\nreport   {0}/report.html\nfigures  {0}/figures\n"),
+         "figures: exit code 1\n\na table\n\nreport   {0}/report.html\nfigures  {0}/figures\n"),
     ],
 )  # fmt: skip
 def test_an_error_in_one_step_costs_no_other(broken, code, said, tmp_path, capsys, monkeypatch):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "loss.png").touch()
-    parsed = SimpleNamespace(folder=tmp_path, findings=[], all_hold=True)
+    context = {"results": SimpleNamespace(lines=lambda: ["a table"])}
+    parsed = SimpleNamespace(folder=tmp_path, findings=[], all_hold=True, context=context)
     steps = {"parse.report.parse_sweep": lambda _folder: parsed,
              "parse.report.write_report": lambda _parsed: None,
              "plots.__main__.main": lambda _words: 0}  # fmt: skip
