@@ -18,6 +18,7 @@ SAMPLE = {"stage 3, early work": 14, "stage 3, two ranks": 3, "stage 2": 7}
 BY_DESIGN = {
     r"^OSError at core/host.py:read_cpu_list": "the system does not say which cores are near; the "
     "announcement names those that were taken",
+    r"^OSError at core/commit.py:_lock, before flock": "the lock is tried again",
 }
 """Errors that nobody need be told of, and why."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
