@@ -37,8 +37,8 @@ from deep_optimizer_states.errors import UpdateError
 
 WAIT = "wait: "
 """Begins the name of work in which a lane waits for another."""
-LONGEST_END_S = 5.0
-"""The process waits for a lane so long before it ends; a lane may wait for another, too."""
+LONGEST_END_S = 60.0
+"""The process waits so long for all lanes before it ends, and no longer for one that hangs."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ _LANES: weakref.WeakSet[_ThreadLane] = weakref.WeakSet()
 @atexit.register
 def _end_lanes() -> None:
     """Let lanes finish before Python ends: a thread that is in torch then aborts the process."""
+    deadline_s = time.monotonic() + LONGEST_END_S
     for lane in list(_LANES):
-        lane.end(LONGEST_END_S)
+        lane.end(max(0.0, deadline_s - time.monotonic()))
 
 
 class _ThreadLane:
