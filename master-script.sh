@@ -33,6 +33,7 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --raw               the runs' logs in place of a line that tells how each fares
+        --log-to NAMES      loggers for each run, with commas between: wandb,tensorboard,csv
         --monitor-interval SECONDS, 0 for never
 where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --rdzv-endpoint HOST:PORT
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,

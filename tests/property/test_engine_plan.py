@@ -42,7 +42,7 @@ def make_plan(schedule, data, host_subgroups):
     def in_flight():
         return data.draw(st.integers(0, 5)) * schedule.slot_numel
 
-    share = functools.partial(split.share, in_flight=in_flight)
+    share = functools.partial(split.start_split, in_flight=in_flight)
     whole = range(len(schedule.tiles)) if order is None else order
     arrivals = AllAtOnce(whole, schedule.tiles_of_subgroups(host_subgroups))
     actions = schedule.actions(arrivals, share, lambda wait: wait or data.draw(st.booleans()))

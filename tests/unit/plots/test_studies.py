@@ -183,7 +183,7 @@ def test_texts_along_an_axis_are_named(folder):
             "'figures.odd': Input tag 'pie' found using 'kind' does not match",
         ),
         ({"kind": "swept", "x": "yeast_g"}, "field 'figures.odd.swept.y' is missing"),
-        ({"kind": "loss", "x": "yeast_g"}, "'figures.odd.loss.x' = 'yeast_g': Extra inputs"),
+        ({"kind": "loss", "x": "yeast_g"}, "unknown field 'figures.odd.loss.x'"),
         ({"kind": "results", "y": []}, "'figures.odd.results.y' = []: Tuple should have at least"),
     ],
 )
