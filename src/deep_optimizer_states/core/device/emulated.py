@@ -235,10 +235,14 @@ class EmulatedDevice(Device):
         self._adam = adam
         self._faults = faults or Faults()
         self._lanes: list[_ThreadLane] = []
+        lane: _ThreadLane | None = None
         try:
             for name in ("H2D", "GPU", "D2H", "weights", "grads"):
-                self._lanes.append(_ThreadLane(name, self._faults))
+                lane = _ThreadLane(name, self._faults)
+                self._lanes.append(lane)
         except BaseException:
+            if lane is not None:
+                lane.close()  # the newest may not be in the list
             self.close()  # nobody else has them
             raise
         self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
