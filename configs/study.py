@@ -232,7 +232,7 @@ class Study(Table):
     is_default: bool = False  # whether it is run when none is named
     default_sweep: str = "basic"
     small_model: str = "tiny"  # model of every sweep's small form
-    reference: str  # the engine that the others are held against
+    reference: str  # the engine that the others are compared with
     gate: Gate = Gate()
     phases: dict[str, Phase] = Field(default_factory=dict)  # in the order they run
     fields: dict[str, FieldRow] = Field(default_factory=dict)

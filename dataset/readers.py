@@ -175,7 +175,7 @@ def _decompressed(file: io.BufferedReader[Any], compression: str) -> io.Buffered
     if compression == ".xz":
         raw = lzma.open(file)  # noqa: SIM115 - closed with the file below it
     elif compression == ".gz":
-        raw = gzip.open(file)  # noqa: SIM115
+        raw = gzip.open(file)  # noqa: SIM115 - closed with the file below it
     elif compression == ".zst":  # the standard library has it from Python 3.14 on
         import pyarrow
 

@@ -70,7 +70,7 @@ class Costs:
 
     def as_json(self) -> dict[str, Any]:
         """Return the costs as an object for JSON; sizes in bytes, times in seconds."""
-        sizes = {"with": self.peaks, "recomputed": self.recomputed}
+        sizes = {"kept": self.peaks, "recomputed": self.recomputed}
         return {
             "model": self.model,
             "ranks": self.ranks,

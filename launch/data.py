@@ -1,4 +1,4 @@
-"""The data of a run: named or given as a prefix, found, checked, and held against the model."""
+"""The data of a run: named or given as a prefix, found, checked, and compared with the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Data:
     vocab_size: int | None
     """Of the manifest; None without one."""
     checked: str
-    """What the files were held against: ``manifest``, ``sizes``, or nothing when the index is not
+    """What the files were compared with: ``manifest``, ``sizes``, or nothing when the index is not
     Megatron's."""
 
 

@@ -86,7 +86,7 @@ def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[S
     if given.engines is not None:
         sweep, added = sweep.with_engines(given.engines)
         if added:
-            say(f"--engines: '{added}' is added, which the others are held against")
+            say(f"--engines: '{added}' is added, which the others are compared with")
     for name in over:
         if any(name in table for table in (sweep.grid, *sweep.engines)):
             say(f"{name} {over[name]}: in place of the values that sweep '{sweep.name}' has")

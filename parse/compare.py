@@ -166,7 +166,7 @@ class Finding(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A run and the run of the reference engine that it is held against."""
+    """A run and the run of the reference engine that it is compared with."""
 
     run: Run
     reference: Run | None
@@ -373,7 +373,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class PointComparison:
-    """A point and the reference engine's point that it is held against."""
+    """A point and the reference engine's point that it is compared with."""
 
     ours: PointRuns
     reference: PointRuns | None

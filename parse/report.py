@@ -526,7 +526,7 @@ def _predicted(parsed: ParsedSweep) -> list[dict[str, Any]]:
         {
             **_figure_entry(path, SIMULATED),
             "figure": "",
-            "machine": path.parts[-4].removeprefix("simulated-") if path not in places[:1] else "",
+            "machine": "" if path.parent == shipped else path.parts[-4].removeprefix("simulated-"),
         }
         for path in places
         if path.is_file()

@@ -328,7 +328,7 @@ def _best(
             gain = ours.value / theirs.value
             found.append((gain if column.better == "higher" else 1 / gain, item, ours, theirs))
     if not found:
-        return "", _usual(reasons) if reasons else "nothing is held against the reference"
+        return "", _usual(reasons) if reasons else "nothing is compared with the reference"
     gain, item, ours, theirs = max(found, key=lambda one: one[0])
     assert item.reference
     unit = f" {column.unit}" if column.unit else ""

@@ -54,7 +54,7 @@ class Ratio:
     """Lower end; None with the upper one where there are too few iterations."""
     high: float | None
     paired: bool
-    """True where the same repeats of both sides were held against each other."""
+    """True where the same repeats of both sides were compared with each other."""
     covers: str
     """``repeats``, ``inside a run``, or empty without an interval."""
 

@@ -232,8 +232,8 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
 def _checkpoints(run: Run, skipped: int) -> dict[str, float | None]:
     """Return medians in ms: how long training stood still for a checkpoint, and what it lost by it.
 
-    Iterations from one checkpoint to the next are held against those before the first one. The last
-    checkpoint counts only where training goes on after it.
+    Iterations from one checkpoint to the next are compared with those before the first one. The
+    last checkpoint counts only where training goes on after it.
     """
     events = run.log.metrics.checkpoints if run.log.metrics else []
     stalls = [(event.get("iteration"), as_number(event.get("stall_ms"))) for event in events]

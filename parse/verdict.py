@@ -322,7 +322,7 @@ def compare(
     """Compare two logs on their own, without what a run folder says of them.
 
     Args:
-        reference: What it is held against.
+        reference: What it is compared with.
         ours: The run whose speed-up is asked for.
         warmup: First iterations to leave out of times (not of losses).
         tolerance: Largest absolute difference of two losses that allows a speed-up.

@@ -206,7 +206,10 @@ def numbers(figure: Figure) -> list[tuple[str, str, str, str]]:
                 for x, y in np.asarray(line.get_xydata(), dtype=float).tolist():
                     at = ticks.get(x) or short(x)
                     found.append((panel, at, str(line.get_label()), short(y)))
-    return [tuple(part.replace(r"\$", "$") for part in row) for row in found]  # type: ignore[misc]
+    return [
+        (panel.replace(r"\$", "$"), name.replace(r"\$", "$"), what.replace(r"\$", "$"), value)
+        for panel, name, what, value in found
+    ]
 
 
 def _is_told(label: object) -> bool:

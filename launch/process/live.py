@@ -69,7 +69,8 @@ class LiveLine:
         try:
             self._out.write(text)
             self._out.flush()
-        except OSError:  # the reader has gone; the run goes on without it
+        except (OSError, ValueError):
+            # The reader has gone, or takes no such character; the run goes on without the line.
             self._due = math.inf
 
     def _parts(self, watch: ProgressWatch) -> Iterator[str]:

@@ -146,7 +146,7 @@ class ProgressWatch:
         self.has_begun = False
         """Whether the ranks have said that what trains is built."""
         self.iteration: dict[str, Any] = {}
-        """Fields of the newest iteration in the metrics; empty before the first."""
+        """Numbers, and the ``loss_text``, of the newest iteration in the metrics; first empty."""
         # Each file with what finds an iteration's time in a line, and the times found, in ms.
         self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
         for path, read in ((log, _ms_in_log), (metrics, self._ms_in_metrics)):
@@ -204,9 +204,20 @@ class ProgressWatch:
         self.has_begun |= event.get("event") == "start"
         if event.get("event") != "iteration":
             return None
-        self.iteration = event
-        took = event.get("iteration_ms")
-        return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
+        # Another trainer may write anything into fields of these names.
+        self.iteration = {
+            name: value
+            for name, value in event.items()
+            if _is_number(value) or (name == "loss_text" and isinstance(value, str))
+        }
+        took = self.iteration.get("iteration_ms", 0.0)
+        return float(took) if math.isfinite(took) else 0.0
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**63
+    return isinstance(value, float)
 
 
 def _ms_in_log(line: bytes) -> float | None:

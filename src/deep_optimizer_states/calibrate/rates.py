@@ -366,9 +366,8 @@ def measure_cuda(found: Findings) -> None:
 
     with opened(CudaDevice(tail_mode=1)) as device:
         place = find_place(0, device.pci_address)
-        device.cpu_affinity = choose_cores(
-            place, [place]
-        )  # as a rank that has the machine to itself
+        # As a rank that has the machine to itself.
+        device.cpu_affinity = choose_cores(place, [place])
         found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(device))
         found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(device))
         found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(device))

@@ -175,10 +175,10 @@ def cut_into_tiles(
     if tile_numel < TILE_ALIGNMENT or tile_numel % TILE_ALIGNMENT:
         raise PlanError(f"tile_numel {tile_numel} must be a positive multiple of {TILE_ALIGNMENT}")
     borders = [{0, numel} for numel in numels]
-    for run in separate:
-        end = -(-(run.start + run.numel) // TILE_ALIGNMENT) * TILE_ALIGNMENT
-        start = run.start - run.start % TILE_ALIGNMENT
-        borders[run.subgroup] |= {start, min(end, numels[run.subgroup])}
+    for part in separate:
+        end = -(-(part.start + part.numel) // TILE_ALIGNMENT) * TILE_ALIGNMENT
+        start = part.start - part.start % TILE_ALIGNMENT
+        borders[part.subgroup] |= {start, min(end, numels[part.subgroup])}
     return tuple(
         Tile(subgroup, start, min(tile_numel, end - start))
         for subgroup, cuts in enumerate(borders)

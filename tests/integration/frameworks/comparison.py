@@ -96,7 +96,7 @@ def differences(ours, stock):
 def compare(run, folder):
     """Report of one framework: training under each policy, resuming across engines.
 
-    A resumed run is held against stock's own resumed run: CPUAdam's bias corrections are products
+    A resumed run is compared with stock's own resumed run: CPUAdam's bias corrections are products
     of as many factors as steps, and after loading a power, so no resume repeats the last bit.
 
     Args:

@@ -90,7 +90,7 @@ def test_faults_come_first_then_costs_then_the_keys(file, capsys):
     assert explain_or_advise([*words, "--json"]) == 1
     costs = json.loads(capsys.readouterr().out)["costs"]
     assert costs["iteration_s"] > 0
-    size = costs["memory"]["with"]["train"]["device_bytes"] / GIB
+    size = costs["memory"]["kept"]["train"]["device_bytes"] / GIB
     assert f"a rank takes {size:.1f} GiB of its GPU" in text
 
 

@@ -288,7 +288,7 @@ def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
     words = ["--study", str(own.folder), "--engines", "gpu-only", "--size", "tiny", "--dry-run"]
     assert main([*words, "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
-    assert "--engines: 'stock' is added, which the others are held against" in out
+    assert "--engines: 'stock' is added, which the others are compared with" in out
     assert out.count("skipped  needs a GPU, and this run has none") == 1
     assert f"{tmp_path}/r/own/basic/" in out
 

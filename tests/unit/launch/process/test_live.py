@@ -69,10 +69,13 @@ def test_a_long_name_is_cut_and_never_the_figures():
     assert len(fitted("x" * 120, "y" * 130, 100)) == 100
 
 
-def test_a_reader_who_has_gone_does_not_end_the_run(clock):
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), UnicodeEncodeError("ascii", "…", 0, 1, "not in it")]
+)
+def test_a_reader_who_has_gone_or_takes_no_such_letter_does_not_end_the_run(clock, error):
     class Gone(Terminal):
         def write(self, text):
-            raise BrokenPipeError
+            raise error
 
     show = line(clock, Gone())
     show(watched())
@@ -94,3 +97,18 @@ def test_the_watch_reads_what_is_shown_from_the_metrics(tmp_path):
         watch.look()
         loss = watch.iteration.get("loss", {})
         assert (watch.has_begun, loss, watch.times_ms) == shown
+
+
+@pytest.mark.parametrize("value", ['"many"', "[1]", "null", "true", "1" + "0" * 400])
+def test_what_another_trainer_writes_into_the_metrics_does_not_end_the_run(clock, tmp_path, value):
+    metrics = tmp_path / "metrics.jsonl"
+    watch = ProgressWatch(tmp_path / "log", metrics, None, lambda: clock.s)
+    names = ("iteration", "iteration_ms", "loss", "loss_text", "host_memory_bytes")
+    fields = ", ".join(f'"{name}": {value}' for name in names)
+    metrics.write_text(f'{{"event": "iteration", {fields}}}\n')
+    clock.s += 1
+    watch.look()
+    text = "many, " if value == '"many"' else ""
+    assert (
+        said(clock, watch) == f"1/10, {'loss ' if text else ''}{text}0.0 ms (median 0.0), left 0 s"
+    )

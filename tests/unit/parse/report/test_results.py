@@ -113,7 +113,7 @@ def test_none_that_is_better_is_said(told):
 
 def test_a_question_without_an_answer_says_why(told):
     text = results_in(told({"gas": ENDS["gas"]}, {**STUDY, **ASKED}))
-    why = "crumb, a loaf: nothing is held against the reference."
+    why = "crumb, a loaf: nothing is compared with the reference."
     assert f"Is wood better? These runs do not answer it. {why}" in text
     study = {**STUDY, "question": {"text": "?", "by": ["taste"]}}
     with pytest.raises(ConfigError, match="question: unknown result 'taste'"):
