@@ -40,6 +40,7 @@ def test_the_costs_are_those_that_are_predicted_of_the_run():
         )  # fmt: skip
         assert peaks == peaks_of(workload, True)
         assert recomputes or found.time == predict(workload, machine)
+    assert found.recomputed != found.peaks
     assert found.reason == ""
 
 

@@ -120,6 +120,20 @@ def test_a_question_without_an_answer_says_why(told):
         study_from(study, "it")
 
 
+def test_less_is_better_where_the_study_says_so(told):
+    ends = {"gas": [{"ash_g": 10.0}] * 2, "wood": [{"ash_g": 5.0}] * 2}
+    question = {"text": "Which leaves less?", "by": ["ash_g"]}
+    text = results_in(told(ends, {**STUDY, "question": question}))
+    assert "ash: tiny wood 5 g against 10 g of tiny gas (2.00x)." in text
+
+
+def test_a_speed_up_that_is_withheld_stands_in_no_cell(told):
+    speedup = {"title": "speed-up", "unit": "x", "better": "higher"}
+    text = results_in(told(ENDS, {**STUDY, "results": {**STUDY["results"], "speedup": speedup}}))
+    assert "speed-up, x" not in text
+    assert "Empty: speed-up (measured on a CPU, which tells nothing about a GPU)." in text
+
+
 def test_what_was_published_stands_below_with_its_source(told, monkeypatch):
     study = {**STUDY, "published": {"source": "a book"}, "elsewhere": {"taste": "eat `it`"}}
     said = {"crumb": {"a baker": 75.0}, "unknown": {"nobody": 1.0}}
