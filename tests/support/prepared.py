@@ -2,22 +2,28 @@
 
 To import torch, DeepSpeed and megatron-core takes seconds, a fork takes none. What is tested is
 imported by each rank anew: nothing of this project is prepared, nor anything that a rank changes.
-``python prepared.py MODULE...`` reads a request a line, ``{"id", "words", "environments",
-"outputs"}``, and answers it with ``{"id", "codes"}``, an exit code a rank; None for those that were
-ended because another one failed.
+All workers of a session share these processes. The first worker that needs one starts it, as
+``python prepared.py MODULE...`` with a listening socket for its stdin, and each connection is a
+request in a line of JSON, ``{"words", "environments", "outputs"}``. A child that is forked for the
+connection forks the ranks, answers with ``{"codes"}``, an exit code a rank and None for those that
+were ended because another one failed, and leaves no process behind. It ends the ranks as well if
+whoever asked has gone.
 """
 
-import atexit
+import contextlib
+import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
-import signal
-import subprocess
+import selectors
+import socket
 import sys
-import time
+import tempfile
+from pathlib import Path
 
 import processes
 
@@ -39,7 +45,8 @@ MEGATRON = (
 )
 FIXED = ("LD_PRELOAD", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCHINDUCTOR_CACHE_DIR")
 """Variables that libraries read once, when they are loaded."""
-_servers = {}
+_LOOK_EVERY_S = 5.0
+"""So often a process that nobody asks looks whether its session still runs."""
 
 
 def run(modules, words, environments, outputs):
@@ -51,57 +58,89 @@ def run(modules, words, environments, outputs):
         environments: the environment of each rank.
         outputs: the path of the file for each rank's output.
     """
-    fixed = tuple(environments[0].get(name) for name in FIXED)
-    server = _servers.get((modules, fixed))
-    if server is None or server.poll() is not None:
-        server = _servers[modules, fixed] = _start(modules, environments[0])
-    request = {"id": time.monotonic_ns(), "words": list(map(str, words)),
-               "environments": environments, "outputs": list(map(str, outputs))}  # fmt: skip
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    for line in server.stdout:
-        answer = json.loads(line)
-        if answer["id"] == request["id"]:
-            return answer["codes"]
-    raise AssertionError(f"the process that forks ranks ended with {server.wait()}")
+    request = {"words": list(map(str, words)), "environments": environments,
+               "outputs": list(map(str, outputs))}  # fmt: skip
+    with _connect(modules, environments[0]) as connection, connection.makefile("rw") as file:
+        file.write(json.dumps(request) + "\n")
+        file.flush()
+        answer = file.readline()
+    assert answer, "the process that forks ranks has ended"
+    return json.loads(answer)["codes"]
 
 
-def _start(modules, environment):
-    command = [sys.executable, "-W", "ignore", __file__, *modules]
-    server = subprocess.Popen(command, env=environment, text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-    processes.kept.add(server.pid)
-    atexit.register(_end, server)
-    return server
+def _connect(modules, environment):
+    """Connect to the process that has imported them; start it if there is none."""
+    key = json.dumps([modules, [environment.get(name) for name in FIXED]])
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    address = f"\0{_folder().name}-{name}"  # of no file, so that the length of no path matters
+    connection = socket.socket(socket.AF_UNIX)
+    with (_folder() / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a process takes to be started
+        try:
+            connection.connect(address)
+        except ConnectionRefusedError:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen()
+                _start(modules, environment, listener)
+            connection.connect(address)
+    return connection
 
 
-def _end(server):
-    server.kill()
-    server.stdin.close()
-    server.stdout.close()
-    server.wait()
+@functools.cache
+def _folder():
+    """The session's folder, whose name has the number of the process that the session is."""
+    if answer := os.environ.get("TESTS_CPU_INFO"):
+        return Path(answer).parent
+    return Path(tempfile.mkdtemp(prefix=f"tests-{os.getpid()}-"))
 
 
-def _serve(modules):
+def _start(modules, environment, listener):
+    session = _folder().name.split("-")[1]
+    command = [sys.executable, "-W", "ignore", __file__, session, *modules]
+    actions = [(os.POSIX_SPAWN_DUP2, listener.fileno(), 0)]
+    processes.kept.add(os.posix_spawn(sys.executable, command, environment, file_actions=actions))
+
+
+def _serve(session, *modules):
     """Answer requests; returns in a forked rank alone, with its script and words."""
-    answers, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
+    listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what is printed while modules are imported is no answer
+    os.dup2(2, 1)
     for name in modules:
         importlib.import_module(name)
     _spare_the_ranks()
-    for line in requests:
-        request = json.loads(line)
-        ranks = {}
-        for rank, environment in enumerate(request["environments"]):
-            if (pid := os.fork()) == 0:
-                requests.close()
-                answers.close()
-                _become(environment, request["outputs"][rank])
-                return request["words"]
-            ranks[pid] = rank
-        answers.write(json.dumps({"id": request["id"], "codes": _wait(ranks)}) + "\n")
-        answers.flush()
+    listener.settimeout(_LOOK_EVERY_S)
+    while Path("/proc", session).exists():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    return _answer(connection)
+    os._exit(0)
+
+
+def _answer(connection):
+    """Answer one request and end; returns in a forked rank alone."""
+    processes.adopt_orphans()
+    line = connection.makefile().readline()
+    if not line:  # whoever asked has gone already
+        os._exit(0)
+    request, ranks = json.loads(line), {}
+    for rank, environment in enumerate(request["environments"]):
+        if (pid := os.fork()) == 0:
+            connection.close()
+            _become(environment, request["outputs"][rank])
+            return request["words"]
+        ranks[pid] = rank
+    codes = _wait(ranks, connection)
+    processes.end_all()
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(json.dumps({"codes": codes}).encode() + b"\n")
     os._exit(0)
 
 
@@ -127,17 +166,21 @@ def _become(environment, output):
     os.close(file)
 
 
-def _wait(ranks):
-    """Wait until all have ended or one has failed, which the others might wait for in vain."""
+def _wait(ranks, connection):
+    """Wait until all have ended, one has failed, which the others might wait for in vain, or nobody
+    waits for the answer."""
     codes = dict.fromkeys(ranks.values())
-    while None in codes.values() and not any(codes.values()):
-        pid, status = os.waitpid(-1, 0)
-        if pid in ranks:
-            codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
-    for pid, rank in ranks.items():
-        if codes[rank] is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        for pid in ranks:
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+        while None in codes.values() and not any(codes.values()):
+            for key, _ in selector.select():  # as long as ranks run, which their test bounds
+                if key.fileobj is connection:
+                    return list(codes.values())
+                selector.unregister(key.fileobj)
+                _, status = os.waitpid(key.data, 0)
+                codes[ranks[key.data]] = os.waitstatus_to_exitcode(status)
     return list(codes.values())
 
 
@@ -155,4 +198,4 @@ def _run_script(words):
 
 
 if __name__ == "__main__":
-    _run_script(_serve(sys.argv[1:]))
+    _run_script(_serve(*sys.argv[1:]))

@@ -25,7 +25,8 @@ DEADLINE_S = 240.0
 """A wait for what must come may take so long on the busiest machine."""
 _PR_SET_CHILD_SUBREAPER = 36
 kept = set()
-"""Numbers of processes that serve many tests (``prepared.py``); they end with the session."""
+"""Numbers of processes that serve tests of all workers (``prepared.py``); they end with the
+session, and so do their children, which belong to other tests as well."""
 _TRACKER = "multiprocessing.resource_tracker"
 """A helper that Python starts once for all that follows, and warns about when it is gone."""
 
@@ -58,7 +59,7 @@ def pytest_cmdline_main():
     """For the whole session, its workers and all that they start (see ``sitecustomize.py``)."""
     if "TESTS_CPU_INFO" in os.environ:  # a worker, or a pytest that a test started
         return (yield)
-    folder = tempfile.mkdtemp(prefix="tests-")
+    folder = tempfile.mkdtemp(prefix=f"tests-{os.getpid()}-")
     os.environ["TESTS_CPU_INFO"] = str(Path(folder) / "cpu-info.json")
     os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
     try:
@@ -69,15 +70,26 @@ def pytest_cmdline_main():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "own_process: runs in a fork of its own; it sends signals")
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     # In a shell's background SIGINT is ignored, and what tests start would ignore it as well.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_unconfigure():
+def pytest_unconfigure(config):
     """End what an interrupted test leaves, after the teardown of its fixtures."""
-    kept.clear()
+    if not hasattr(config, "workerinput"):  # a worker leaves what others still use to its session
+        kept.clear()
+    end_all()
+
+
+def adopt_orphans():
+    """From now on the kernel hands this process what its descendants leave behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_all():
+    """End all descendants but those that are kept, and their own."""
     _end_all_but(set())
 
 
@@ -120,8 +132,8 @@ def _run_and_leave(test, report):
         os._exit(status)
 
 
-def _end_all_but(kept):
-    while left := _descendants() - kept:
+def _end_all_but(spared):
+    while left := _descendants() - spared:
         _kill(left)
 
 
@@ -129,9 +141,27 @@ def _descendants():
     with contextlib.suppress(ChildProcessError):
         # Fails where there is no child at all, which costs far less than to look for them.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        found = psutil.Process().children(recursive=True)
-        return {p for p in found if p.pid not in kept and not _is_tracker(p)}
+        known = _children()
+        if not known or not known <= kept:
+            children = [p for p in psutil.Process().children() if p.pid not in kept]
+            found = [p for child in children for p in (child, *_children_of(child))]
+            return {p for p in found if not _is_tracker(p)}
     return set()
+
+
+def _children():
+    """Numbers of the children of this process, or none where the kernel does not list them."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            found |= set(map(int, (thread / "children").read_text().split()))
+    return found
+
+
+def _children_of(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _is_tracker(process):

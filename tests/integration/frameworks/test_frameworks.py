@@ -5,7 +5,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import prepared
 import pytest
 from processes import python_path
 from ranks import run_ranks
@@ -18,7 +17,6 @@ PACKAGES = {
     "accelerate": ["accelerate"],
     "lightning": ["lightning"],
 }
-MODULES = {**PACKAGES, "transformers": [*PACKAGES["transformers"], "transformers.trainer"]}
 # On a GPU one rank: that is what Lightning's own strategy, unchanged, can be shown with.
 RANKS = {"cpu": 2, "gpu": 1}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -36,12 +34,11 @@ def reports_of(tmp_path_factory):
 
 
 def _run(framework, device, folder):
-    modules = (*prepared.DEEPSPEED, *MODULES[framework])
     variables = {"PYTHONPATH": python_path(ROOT), "PYTHONWARNINGS": "ignore"}
     if device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     words = (WORKER, framework, folder / "report", folder)
-    run_ranks(*words, num_ranks=RANKS[device], modules=modules, **variables)
+    run_ranks(*words, num_ranks=RANKS[device], **variables)
     return [
         json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(RANKS[device])
     ]
