@@ -19,7 +19,7 @@ from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory import Peaks, peaks_of
 from deep_optimizer_states.predict.model import Model
-from deep_optimizer_states.predict.predict import bound_update_s, phases_of, predict, settled
+from deep_optimizer_states.predict.predict import bound_update_s, phases_of, predict
 from deep_optimizer_states.predict.workload import BYTES, Workload, workload_of_json
 
 STAGES = (0, 1, 2, 3)
@@ -365,7 +365,7 @@ def _config(setting: Setting, task: Training, room: NodeMemory, micro_batch: int
     }
     if setting.engine == PLUGIN:
         zero["sub_group_size"] = SUBGROUP_NUMEL
-        config["deep_optimizer_states"] = {"enabled": True, "policy": "auto"}
+        config["deep_optimizer_states"] = {"enabled": True}
     if setting.states == HALF_STATES:
         # Master weights, the gradients beside them and both moments are kept in 16 bits.
         config[setting.dtype][f"{setting.dtype}_master_weights_and_grads"] = True
@@ -398,14 +398,9 @@ def _rung(setting: Setting, ways: list[Way], task: Training) -> Rung:
     reason, seconds = way.no_time, None
     if not reason and machine is not None:
         try:
-            workload = settled(workload, machine)
             seconds = predict(workload, machine).iteration_s
         except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
             reason = str(error)
-    if workload.software is None:
-        block = {**config["deep_optimizer_states"], "policy": workload.policy}
-        block |= {"stride": workload.stride} if workload.policy == "stride" else {}
-        config = {**config, "deep_optimizer_states": block}
     leanest, is_exact = min(ways, key=lambda one: one.excess), not _loses(setting, task)
     return Rung(
         setting,

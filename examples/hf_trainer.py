@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
         "stage3_param_persistence_threshold": "auto",
     },
     # Inside this block there is no "auto": it is the plugin's, and Trainer leaves it alone.
-    "deep_optimizer_states": {"enabled": True, "policy": "dynamic"},
+    "deep_optimizer_states": {"enabled": True},
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
 TINY_SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

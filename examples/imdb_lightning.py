@@ -34,7 +34,7 @@ CONFIG = {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
     # Lightning reads this key when it tests a model that ZeRO-3 has trained.
     "zero_allow_untested_optimizer": True,
-    "deep_optimizer_states": {"enabled": True, "policy": "dynamic"},
+    "deep_optimizer_states": {"enabled": True},
 }
 TINY = Shape(hidden=64, ffn=128, layers=2, heads=4, max_length=128, dropout=0.1)
 

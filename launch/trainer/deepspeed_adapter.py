@@ -67,6 +67,7 @@ class DeepSpeedAdapter(loop.Adapter):
             note_before_resets(self._peak)
         self._last_end = 0.0
         self._copied_bytes = 0  # of the saves before the last one
+        self._num_policies = 0  # written down so far
         spare_garbage_collector()
 
     def begin_timing(self) -> None:
@@ -95,6 +96,7 @@ class DeepSpeedAdapter(loop.Adapter):
         seconds = time.perf_counter() - self._last_end
         self._last_end += seconds
         self._recorder.timer("interval-time", seconds)
+        self._note_policies(iteration)
         norm = engine.get_global_grad_norm()
         if engine.monitor.enabled:  # which DeepSpeed gives rates and times, and no loss
             logged = {"train_loss": mean, "grad_norm": norm}
@@ -112,6 +114,14 @@ class DeepSpeedAdapter(loop.Adapter):
             device_bytes=self._peak.take(),
             loss_scale=float(getattr(engine.optimizer, "loss_scale", 1.0)),
         )
+
+    def _note_policies(self, iteration: int) -> None:
+        """Write down which policies of the plugin were chosen since it was last asked."""
+        chosen = getattr(self.engine.optimizer, "chosen_policies", ())
+        for update, policy, why in chosen[self._num_policies :]:
+            fields = {"iteration": iteration, "update": update, "policy": policy, "why": why}
+            self._recorder.event("policy", fields)
+        self._num_policies = len(chosen)
 
     def evaluate(self) -> float:
         engine = self.engine

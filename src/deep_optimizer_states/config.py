@@ -19,6 +19,11 @@ PREFETCH_MEMORY = f"{BLOCK}.prefetch_memory_bytes"
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
 
+GONE = {
+    "machine": 'policy "auto", the default, measures while it trains and reads no profile',
+}
+"""Keys of earlier releases, to what stands for them; each is to be left out."""
+
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic", "auto"]
 
@@ -31,21 +36,18 @@ class Settings(BaseModel):
 
     Example::
 
-        {"deep_optimizer_states": {"enabled": true, "policy": "stride", "stride": 2}}
+        {"deep_optimizer_states": {"enabled": true}}
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     enabled: bool = False
     """Switch the plugin on; without it DeepSpeed stays as it is."""
-    policy: Policy = "stride"
+    policy: Policy = "auto"
     """Which subgroups the GPU updates: ``all-host`` none, ``ratio`` those that live there,
     ``stride`` one in ``stride``, ``all-device`` all, ``dynamic`` as many as it can, measured while
-    the update runs, ``auto`` those of the policy that is predicted to be fastest on ``machine``."""
-    machine: str = ""
-    """Machine profile for policy ``auto``: a shipped name, or the file that ``python -m
-    deep_optimizer_states calibrate -o FILE`` wrote. Without it ``auto`` is ``dynamic``, or
-    ``all-host`` without a GPU."""
+    the update runs, ``auto`` as ``dynamic`` or ``all-host``, whichever makes shorter iterations,
+    measured while it trains; without a GPU as ``all-host``. No result depends on it."""
     stride: int = Field(default=2, ge=1)
     """For policy ``stride``, at least 1: subgroup i is updated on the GPU if (i + 1) is a multiple
     of it."""
@@ -99,6 +101,15 @@ class Settings(BaseModel):
             raise ValueError('policy "ratio" needs "ratio" below 1: the share kept in host memory')
         return self
 
+    @model_validator(mode="after")
+    def _stride_has_a_policy(self) -> Self:
+        if "stride" in self.model_fields_set and "policy" not in self.model_fields_set:
+            raise ValueError(
+                f'"stride" = {self.stride} needs "policy" "stride", which is no longer the '
+                'default; give both, or leave "stride" out and let policy "auto" measure'
+            )
+        return self
+
 
 def read_settings(ds_config: Mapping[str, Any]) -> Settings:
     """Return the settings that a DeepSpeed config asks for; disabled without a block of ours.
@@ -111,6 +122,9 @@ def read_settings(ds_config: Mapping[str, Any]) -> Settings:
         return Settings()
     if not isinstance(block, Mapping):
         raise ConfigError(f'"{BLOCK}" = {block!r}: give a table such as {{"enabled": true}}')
+    for key, instead in GONE.items():
+        if key in block:
+            raise ConfigError(f'"{BLOCK}.{key}" = {block[key]!r}: leave it out; {instead}')
     try:
         return Settings(**block)
     except ValidationError as error:

@@ -7,7 +7,7 @@ from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import Model
-from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
+from deep_optimizer_states.predict.predict import bound_update_s, predict
 from deep_optimizer_states.predict.simulated_update import LANES, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
@@ -93,23 +93,6 @@ def test_nothing_beats_the_bound(workload, machine, policy):
     assert simulate_update(
         dataclasses.replace(workload, policy=policy), machine
     ).seconds >= bound * (1 - 1 / 50)
-
-
-@settings(max_examples=15, deadline=None)
-@given(workloads(("plugin",), EITHER), machines())
-def test_the_chosen_policy_is_about_the_fastest(workload, machine):
-    if sum(workload.subgroups) < 10**6:
-        return  # an update of a microsecond, which nobody chooses a policy for
-    fields = {name: getattr(workload, name) for name in ("tile_numel", "weights_at")}
-    choice = choose_policy(workload.subgroups, machine, 4, **fields)
-    # As far as an optimizer knows the run, which keeps gradients on the device where there is room.
-    known = {"dp": 4, "offload_ratio": 1.0, "keeps_device_grads": True}
-    whole = dataclasses.replace(workload, **known)
-    for policy in ("all-host", "all-device", "dynamic"):
-        assert (
-            choice.seconds
-            <= 1.06 * simulate_update(dataclasses.replace(whole, policy=policy), machine).seconds
-        )
 
 
 @settings(max_examples=25, deadline=None)

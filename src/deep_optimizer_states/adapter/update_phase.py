@@ -7,9 +7,10 @@ import copy
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -24,7 +25,6 @@ from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
 from deep_optimizer_states.core.executor import Executor, TileArgs, Types
-from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
     AdamTensors,
@@ -33,6 +33,7 @@ from deep_optimizer_states.core.kernels.adam import (
     tail_within,
 )
 from deep_optimizer_states.core.plan import Tile
+from deep_optimizer_states.core.policies import AUTO
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update_worker import TileQueue, Update, UpdateWorker
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
@@ -79,6 +80,14 @@ class Gradients:
         return
 
 
+class Chosen(NamedTuple):
+    """A policy that updates tiles from some update on, until another is chosen."""
+
+    update: int
+    policy: str
+    why: str
+
+
 @dataclass
 class _Begun:
     """An update, from its first tile until ``step()`` has launched the rest.
@@ -108,6 +117,8 @@ class UpdatePhase:
 
     Attributes:
         order: Tiles in the order of the last update.
+        chosen: Policies that update tiles, each with the number of the first update under it and
+            with why; ``auto`` adds to it when it has found a faster way.
 
     Raises:
         KernelError: The device cannot step, or its bits are others.
@@ -132,7 +143,9 @@ class UpdatePhase:
         self._gradients = gradients
         self._background = background
         self._begun: _Begun | None = None
+        self._begun_s = 0.0
         self.order: Sequence[int] = range(len(schedule.tiles))
+        self.chosen: list[Chosen] = []
         betas = stock.optimizer.defaults["betas"]
         self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
@@ -148,6 +161,7 @@ class UpdatePhase:
             steppers.lanes,
             steppers.host_adam,
             steppers.lanes.cpu_affinity.num_threads,
+            settings.policy == AUTO,
         )
 
     def announce(self, stage: int, why: str) -> None:
@@ -162,7 +176,9 @@ class UpdatePhase:
         """
         settings, schedule = self._settings, self._schedule
         number = {"stride": f" {settings.stride}", "ratio": f" {settings.ratio:g}"}
-        policy = why or f"policy {settings.policy}{number.get(settings.policy, '')}"
+        name = f"{settings.policy}{number.get(settings.policy, '')}"
+        policy = f"policy {name}{f': {why}' if why else ''}"
+        self.chosen.append(Chosen(1, name, why))
         resident, through = len(schedule.resident_tiles), len(schedule.device_tiles)
         on_host = len(schedule.tiles) - resident - through
         shares = f"{on_host} updated on the CPU and {through} on the device"
@@ -285,6 +301,7 @@ class UpdatePhase:
 
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
+        self._judge_iteration()
         self.num_updates += 1
         self.order = order
         tile_queue = TileQueue(order, self.executor.claimed, self.executor.follow)
@@ -292,6 +309,23 @@ class UpdatePhase:
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
         update = Update(len(self._schedule.tiles), tile_queue)
         return _Begun(tile_queue, update, scalars, grad_scale, self._hyperparameters())
+
+    def _judge_iteration(self) -> None:
+        """Let policy ``auto`` learn how long it took from the last update's beginning to here."""
+        now, before, number = time.perf_counter(), self._begun_s, self.num_updates
+        self._begun_s = now
+        if not before or is_due(number, self._settings.verify_every):
+            return  # an update that is repeated takes longer whoever makes it
+        policy = self.executor.split.note_iteration(now - before)
+        if policy:
+            why = "measured: it makes the shorter iterations"
+            self.chosen.append(Chosen(number + 1, policy, why))
+            log_dist(
+                f"deep_optimizer_states: policy auto is as {policy} from update {number + 1} on; "
+                f"{why}",
+                ranks=[0],
+                level=logging.WARNING,
+            )
 
     def _start(self, begun: _Begun, sample: Sample | None) -> None:
         """Run an update on the background's thread, with what it was handed and what will be."""
@@ -392,6 +426,12 @@ class InterleavedOptimizer:
     exit_backward: Callable[[], None]
     checkpoints: Checkpoints | None = None
     """Saves in the background, where the settings ask for them."""
+
+    @property
+    def chosen_policies(self) -> Sequence[Chosen]:
+        """Policies in the order in which they were chosen, see :class:`UpdatePhase`."""
+        return tuple(self._update.chosen)
+
     _is_closed = False
     is_being_loaded = False
     """Whether something was replaced in the load that is under way, or in the last one."""
@@ -597,7 +637,7 @@ def settle_schedule(
     separate: Sequence[Tile] = (),
     weights_on_host: bool = False,
 ) -> tuple[Schedule, Settings, str]:
-    """Cut this rank's subgroups into tiles, and decide what ``auto`` leaves open.
+    """Cut this rank's subgroups into tiles under the policy of the settings.
 
     Args:
         settings: The checked block of the config.
@@ -606,10 +646,10 @@ def settle_schedule(
         weights_on_host: Whether 16-bit weights live in host memory.
 
     Returns:
-        The tiles, the settings without ``auto``, and why the policy is what it is.
+        The tiles, the settings with the policy that is run, and why it is that one.
     """
     has_gpu = get_accelerator().device_name() == "cuda"
-    chosen, why = settle_policy(settings, numels, local_ranks(), has_gpu, weights_on_host)
+    chosen, why = settle_policy(settings, len(numels), has_gpu)
     schedule = Schedule.make(
         numels,
         chosen.policy,

@@ -118,6 +118,7 @@ class Executor:
         last_plan: What the last update did, in issue order.
         before_overwrite: Called on the update's thread with each tile whose state is about to be
             overwritten in host memory.
+        split: Splits tiles between device and CPU as they run.
 
     Args:
         schedule: The tiles for which it takes buffers.
@@ -125,6 +126,7 @@ class Executor:
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
         num_threads: Of the CPU lane.
+        by_iteration: Whether the split is judged by whole iterations, as under policy ``auto``.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Executor:
         device: Device,
         host_adam: HostAdam,
         num_threads: int,
+        by_iteration: bool = False,
     ) -> None:
         self._num_threads = num_threads
         self._device = device
@@ -165,7 +168,7 @@ class Executor:
         self.claimed: dict[int, _Buffers] = {}
         self._came_ahead: list[int] = []
         self._unflushed: dict[int, Event | None] = {}
-        self._split = RunTimeSplit()
+        self.split = RunTimeSplit(by_iteration)
         self._is_sharing = False
         self._in_flight: deque[tuple[Event, int]] = deque()
         self._flights: list[tuple[int, Stamp, Stamp]] = []
@@ -234,7 +237,7 @@ class Executor:
     def start_split(self, tiles: Sequence[int], numels: Sequence[int]) -> PlaceTile:
         """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
         self._is_sharing = True
-        return self._split.start_split(tiles, numels, self._in_flight_numel)
+        return self.split.start_split(tiles, numels, self._in_flight_numel)
 
     def _in_flight_numel(self) -> int:
         """Return the elements given to the device whose state is not back yet."""
@@ -341,7 +344,7 @@ class Executor:
             for numel, begin, end in self._flights
             if first is not None
         ]
-        self._split.learn(self._host_steps, flights, seconds)
+        self.split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: TileArgs) -> None:
         own, lane = self.claimed.pop(tile, None), self._device.h2d

@@ -16,19 +16,28 @@ enough:
   of the CPU's. If the CPU had to wait until its weights were sent, one update is tried without the
   device, and the faster way is kept.
 
+Policy ``auto`` splits tiles as ``dynamic`` does, but judges by whole iterations: copies for the
+device also delay forward and backward, which no timing of an update shows. So it runs a few
+iterations with the split and a few without the device, keeps the faster way, and tries the other
+again more and more seldom.
+
 Needs no torch. The speeds of the lanes are measured in every update and used for the next.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
 from deep_optimizer_states.errors import PlanError
 
+AUTO = "auto"
 DYNAMIC = "dynamic"
+SHARED = (DYNAMIC, AUTO)
+"""Policies that find the split between device and CPU while an update runs."""
 PIPELINE_DEPTH = 2
 """Time of a tile on an idle device, in tiles: one for its copy there, one for its copy back."""
 MIN_TILE_FRACTION = 2**-10
@@ -40,8 +49,16 @@ STALL_FRACTION = 0.1
 WORTH_A_TRY = 0.5
 """A way whose speed was below this share of the other's is not tried again."""
 LONGEST_WAIT = 64
-"""Updates after which the slower way, or a lane that got nothing, is tried again."""
+"""Turns after which the slower way, or updates after which a lane that got nothing, is tried
+again."""
+ITERATIONS_A_TURN = 3
+"""Iterations of which ``auto`` takes the median: one of them may have saved a checkpoint."""
+MIN_GAIN = 0.03
+"""A way must be faster than the present one by this share to take its place."""
 
+CPU_ALONE = "all-host"
+BOTH = DYNAMIC
+"""The two ways of ``auto``, by the names of the policies that always take them."""
 
 POLICIES: Mapping[str, Callable[[int, int], bool]] = {
     "all-host": lambda subgroup, stride: False,
@@ -49,10 +66,10 @@ POLICIES: Mapping[str, Callable[[int, int], bool]] = {
     "stride": lambda subgroup, stride: (subgroup + 1) % stride == 0,
     "all-device": lambda subgroup, stride: True,
     DYNAMIC: lambda subgroup, stride: False,
+    AUTO: lambda subgroup, stride: False,
 }
 """Name in a config -> does the device update a subgroup's tiles through a slot? ``ratio`` differs
-from ``all-host`` by its resident subgroups; ``auto`` becomes one of these before anything is
-planned."""
+from ``all-host`` by its resident subgroups."""
 
 
 def takes(policy: str, stride: int) -> Callable[[int], bool]:
@@ -105,9 +122,19 @@ class Flight:
 
 
 class ABSelector:
-    """Choose the faster of two ways to do a repeated task; the other is tried again at times."""
+    """Choose the faster of two ways to do a repeated task; the other is tried again at times.
 
-    def __init__(self) -> None:
+    Attributes:
+        best: Whether the second way was faster so far; None until both were tried.
+
+    Args:
+        turn: Times that a way is taken before it is judged, by the median of its speeds.
+    """
+
+    def __init__(self, turn: int = 1) -> None:
+        self.best: bool | None = None
+        self._turn = turn
+        self._speeds: list[float] = []
         self._rates: dict[bool, float] = {}
         self._best = False
         self._patience = 1
@@ -121,11 +148,16 @@ class ABSelector:
             rate: Its speed; more is faster.
             may_try: Whether a try of the second way may pay off.
         """
-        self._rates[was_second] = rate
+        self._speeds.append(rate)
+        if len(self._speeds) < self._turn:
+            return was_second
+        self._rates[was_second] = statistics.median(self._speeds)
+        self._speeds.clear()
         if True not in self._rates:
             return may_try
         first, second = self._rates[False], self._rates[True]
-        best = second > first
+        least = 1 - MIN_GAIN if self._best else 1 + MIN_GAIN
+        self.best = best = second > least * first
         if was_second != self._best:
             self._patience = 1 if best == was_second else min(2 * self._patience, LONGEST_WAIT)
             self._since = 0
@@ -144,13 +176,17 @@ class RunTimeSplit:
     Attributes:
         pace: Elements that the device finishes while the CPU steps one.
         cpu_only: Whether the CPU gets all tiles of the next update.
+
+    Args:
+        by_iteration: Judge by whole iterations, see :meth:`note_iteration`, whether it does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_iteration: bool = False) -> None:
         self.pace = 1.0
         self.cpu_only = False
         self._is_measured = False
-        self._ways = ABSelector()
+        self._by_iteration = by_iteration
+        self._ways = ABSelector(ITERATIONS_A_TURN if by_iteration else 1)
         self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
 
     def start_split(
@@ -214,7 +250,25 @@ class RunTimeSplit:
             self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
             self._is_measured = True
         is_held_up = bool(flights) and _is_stalled(steps)
-        self.cpu_only = self._ways.next(was_alone, numel / seconds, is_held_up)
+        if not self._by_iteration:
+            self.cpu_only = self._ways.next(was_alone, numel / seconds, is_held_up)
+
+    def note_iteration(self, seconds: float) -> str:
+        """Judge the last update by its iteration, under policy ``auto``.
+
+        Args:
+            seconds: From the beginning of that update to the one that is about to begin.
+
+        Returns:
+            Which way was found to be the faster one, in words; empty while that is as before.
+        """
+        if not self._by_iteration or seconds <= 0:
+            return ""
+        before = self._ways.best
+        self.cpu_only = self._ways.next(self.cpu_only, 1 / seconds, may_try=True)
+        if self._ways.best in (None, before):
+            return ""
+        return CPU_ALONE if self._ways.best else BOTH
 
 
 def _device_rate(flights: Sequence[Flight]) -> float:

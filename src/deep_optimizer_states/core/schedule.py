@@ -26,7 +26,7 @@ from deep_optimizer_states.core.plan import (
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.core.policies import DYNAMIC, MIN_TILE_FRACTION, SplitFn, takes
+from deep_optimizer_states.core.policies import MIN_TILE_FRACTION, SHARED, SplitFn, takes
 
 NUM_SLOTS = 3
 """Tiles that have a place on the device at once, see [Note: slots] in ``executor``."""
@@ -136,7 +136,7 @@ class Schedule:
             for idx, tile in enumerate(tiles)
             if tile.subgroup not in resident and is_taken(tile.subgroup) and tile.numel >= least
         }
-        return cls(tiles, resident, frozenset(through_slots), policy == DYNAMIC)
+        return cls(tiles, resident, frozenset(through_slots), policy in SHARED)
 
     @property
     def resident_tiles(self) -> frozenset[int]:

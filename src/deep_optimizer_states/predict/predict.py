@@ -1,6 +1,4 @@
-"""Time and memory of one iteration, and the fastest policy: what plans, simulates and advises.
-
-``"policy": "auto"`` of the engine asks :func:`choose_policy`; all else asks :func:`predict`.
+"""Time and memory of one iteration: what plans, simulates and advises.
 
 Forward and backward are in closed form. A layer's forward takes ``flops / device_flops + bytes /
 device_stream``, since matrix products and elementwise work run one after the other, and what its
@@ -15,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from deep_optimizer_states.predict.machine import Machine, MachineError
+from deep_optimizer_states.core.policies import BOTH, CPU_ALONE
+from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory import Memory, memory_of, shortages
-from deep_optimizer_states.predict.model import FP32_BYTES, Model
+from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulated_update import UpdateRun, rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
@@ -44,26 +41,11 @@ SUM_PASSES = 3
 the sum is written. Below stage 2 that is every backward of a window but the first."""
 LAYERS_BACK = 2
 """A layer's backward in forwards."""
-MIN_GAIN = 0.03
-"""A policy that gains less than this over one named before it is not worth its device slots."""
 DISK = "no rate of a disk"
 LAYERS = (
     "GPTs with SwiGLU, RMSNorm and no bias, and models of Hugging Face's whose layers each take "
     "every token"
 )
-CANDIDATES = (
-    ("all-host", 1),
-    ("stride", 2),
-    ("stride", 3),
-    ("stride", 4),
-    ("stride", 5),
-    ("all-device", 1),
-    ("dynamic", 1),
-)
-"""Policies that are weighed, each with its stride; ``dynamic`` does what larger strides would."""
-_NO_MODEL = Model("unknown", 1, 1, 1, 1, 1)
-"""An optimizer knows its subgroups and not the model. An update depends on that only by the
-activations that leave no room for gradients on the device."""
 _ON_THE_HOST = {
     "copies to the GPU": "copies within host memory",
     "link to the GPU": "copies within host memory",
@@ -116,9 +98,9 @@ class Choice:
     stride: int  # for policy stride
     seconds: float  # of the update phase
     hidden_s: float  # part of the update that runs behind the next forward
-    flush_s: float  # what gradients add to backward; 0 where the model is not known
+    flush_s: float  # what gradients add to backward
     binding: str  # what the update waits for
-    explanation: str = ""  # why it was chosen, in a line for the log
+    explanation: str = ""  # why it was chosen, in a line
 
     @property
     def exposed_s(self) -> float:
@@ -141,9 +123,10 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     """
     _refuse_unknown(workload)
     if _is_open(workload):
-        choice = _choose(workload, machine)
-        workload = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
+        choice = _open_choice(workload, machine)
         words = choice.explanation
+        if not machine.gpus:  # with one, what both ways need is taken
+            workload = dataclasses.replace(workload, policy=choice.policy)
     else:
         choice = _time(workload, machine)
         words = f"{choice.label}, as given; bound by {choice.binding}"
@@ -171,19 +154,6 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
         bound_s=min(total, both((phases.computed_s, bound_update))),
         policy=words,
     )
-
-
-def settled(workload: Workload, machine: Machine) -> Workload:
-    """Return a workload with the fastest policy in the place of ``auto``.
-
-    Raises:
-        MachineError, WorkloadError: As :func:`predict` does.
-    """
-    _refuse_unknown(workload)
-    if not _is_open(workload):
-        return workload
-    choice = _choose(workload, machine)
-    return dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
 
 
 def _is_open(workload: Workload) -> bool:
@@ -402,75 +372,28 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
     return min(seconds(step / 200) for step in range(201))
 
 
-def choose_policy(
-    numels: Sequence[int],
-    machine: Machine,
-    num_ranks: int = 1,
-    **fields: Any,
-) -> Choice:
-    """Return the fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
-
-    Args:
-        numels: Elements of each subgroup of the rank.
-        machine: Measured rates.
-        num_ranks: Ranks of this node, which share its host.
-        fields: Fields of :class:`Workload` that an optimizer knows, such as ``offload_ratio``.
-
-    Raises:
-        MachineError: A rate that is needed was not measured; says what measures it.
-    """
-    if not numels or min(numels) < 0:
-        raise MachineError("numels: a rank without subgroups has nothing to choose")
-    subgroups = tuple(numels)
-    known = Workload(_NO_MODEL, dp=num_ranks, subgroup_numels=subgroups, **fields)
-    return _choose(known, machine)
-
-
-def _choose(workload: Workload, machine: Machine) -> Choice:
-    """Return the candidate of which least shows."""
-    if not machine.gpus:
-        only = _time(dataclasses.replace(workload, policy="all-host", stride=1), machine)
-        why = f"policy auto: all-host, predicted {only.seconds:.3f} s an update; there is no GPU"
-        return dataclasses.replace(only, explanation=why)
-    timed = [
-        _time(dataclasses.replace(workload, policy=policy, stride=stride), machine)
-        for policy, stride in CANDIDATES
-        if stride <= len(workload.subgroups)
-    ]
-    best = timed[0]
-    for item in timed[1:]:
-        if item.exposed_s < best.exposed_s * (1 - MIN_GAIN):
-            best = item
-    others = ", ".join(f"{item.label} {item.exposed_s:.3f} s" for item in timed if item is not best)
-    shown, word = "", ""
-    if workload.model is not _NO_MODEL:
-        shown = f", of which with the gradients' flush {best.exposed_s:.3f} s shows,"
-        word = "showing: "
-    why = (
-        f"policy auto: {best.label}, predicted {best.seconds:.3f} s an update{shown} on "
-        f"'{machine.name}', bound by {best.binding} ({word}{others})"
-    )
-    if min(item.exposed_s for item in timed) < best.exposed_s:
-        why += f"; a gain under {100 * MIN_GAIN:.0f}% is not taken"
+def _open_choice(workload: Workload, machine: Machine) -> Choice:
+    """Return what policy ``auto`` becomes by its own measurements: that of which less shows."""
+    ways = [CPU_ALONE, BOTH] if machine.gpus else [CPU_ALONE]
+    timed = [_time(dataclasses.replace(workload, policy=way), machine) for way in ways]
+    best = min(timed, key=lambda choice: choice.exposed_s)
+    shown = " and ".join(f"{one.policy} {one.exposed_s:.3f} s" for one in timed)
+    why = f"policy auto, which becomes {best.policy} (update and flush that show: {shown})"
     return dataclasses.replace(best, explanation=why)
 
 
 def _time(workload: Workload, machine: Machine) -> Choice:
-    """Time a workload whose policy is settled; without the model nothing is hidden."""
-    run = simulate_update(workload, machine)
-    hidden = flush = 0.0
-    if workload.model is not _NO_MODEL:
-        phases = phases_of(workload, machine)
-        flush = phases.flush_s
-        # Without a GPU the forward needs the very cores that the update is on.
-        is_in_time = workload.software is None and workload.just_in_time_forward
-        is_in_time = is_in_time and workload.stage == 3  # below, step() ends with a gather
-        if is_in_time and machine.gpus:
-            hidden = min(run.seconds, _hidden_s(workload, phases, run))
+    """Time a workload whose policy is settled."""
+    run, phases, hidden = simulate_update(workload, machine), phases_of(workload, machine), 0.0
+    # Without a GPU the forward needs the very cores that the update is on.
+    is_in_time = workload.software is None and workload.just_in_time_forward
+    is_in_time = is_in_time and workload.stage == 3  # below, step() ends with a gather
+    if is_in_time and machine.gpus:
+        hidden = min(run.seconds, _hidden_s(workload, phases, run))
     seconds = run.seconds
     if workload.stage in (1, 2):  # all weights that were updated elsewhere
         seconds += _gather_s(workload, machine)
-    return Choice(workload.policy, workload.stride, seconds, hidden, flush, run.binding)
+    return Choice(workload.policy, workload.stride, seconds, hidden, phases.flush_s, run.binding)
 
 
 def _hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:

@@ -20,7 +20,7 @@ from deep_optimizer_states.toml_io import did_you_mean
 
 PLUGIN = "plugin"
 """Name of this package's engine."""
-POLICIES = ("auto", *policies.POLICIES)
+POLICIES = tuple(policies.POLICIES)
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
 PLACES = ("none", "cpu", "nvme")
 KNOWN_VALUES: dict[str, Sequence[object]] = {
@@ -117,7 +117,7 @@ class Workload:
     locks_weights: bool = True  # the same of offload_param
     sums: str = ""  # type in which gradients are summed; empty for that of the weights
     # Of this package's engine alone.
-    policy: str = "auto"  # who updates what; memory of auto counts as that of dynamic, the most
+    policy: str = "auto"  # who updates what
     stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
     tile_numel: int = DEFAULT_TILE_NUMEL  # largest piece updated at once, in elements
     just_in_time_forward: bool = True  # the forward runs while the update ends
@@ -261,9 +261,8 @@ class Workload:
 
     def schedule_with(self, separate: Iterable[Tile]) -> Schedule:
         """Return the tiles where some runs of elements get tiles of their own."""
-        policy = "dynamic" if self.policy == "auto" else self.policy
         schedule = Schedule.make(
-            self.subgroups, policy, self.stride, self.offload_ratio, self.tile_numel, separate
+            self.subgroups, self.policy, self.stride, self.offload_ratio, self.tile_numel, separate
         )
         return dataclasses.replace(schedule, weights_on_host=self.weights_on_host)
 

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
-from engines import POLICIES, STRIDE, WIDTH, Case, Trial, answer
+from engines import POLICIES, SMALL_TILES, STRIDE, WIDTH, Case, Trial, answer, play, same
 from late import late
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
@@ -21,6 +21,7 @@ from seams import (
     inside,
     read_state,
     steppers,
+    update_phase,
 )
 
 ROWS = Rows()
@@ -286,6 +287,65 @@ def weights_at_home(_folder, policy):
 
 for policy in ("all-host", "stride 2", "ratio 0.5", "dynamic"):
     ROWS.check(f"weights stay in stock's memory, {policy}", policy=policy)(weights_at_home)
+
+
+# Policy ``auto``.
+
+
+def settle_by_iterations(_folder, stage, shared_s, alone_s, policy):
+    """A clock tells that iterations of one way are shorter; it ends there, with stock's bits."""
+    settle, found, clock = update_phase.settle_policy, {"now": 1.0}, mock.Mock()
+    case = CASES[FIRST_CASE] if stage == 3 else AT_STAGE_2
+
+    def act(trial):
+        engine = trial.open(case)
+        if trial.block:
+            split = inside(engine, "update").executor.split
+
+            def tell():
+                found["now"] += alone_s if split.cpu_only else shared_s
+                return found["now"]
+
+            clock.perf_counter.side_effect = tell
+        trial.train(engine, 9)
+        if trial.block:
+            found["plan"] = str(inside(engine, "update").executor.last_plan)
+            found["chosen"] = [one[:2] for one in engine.optimizer.chosen_policies]
+
+    with (
+        mock.patch.object(update_phase, "settle_policy", lambda *given: settle(*given[:2], True)),
+        mock.patch.object(update_phase, "time", clock),
+    ):
+        ours = play(act, {**SMALL_TILES})
+    same(ours, play(act, None))
+    # Three iterations of each way are measured before.
+    assert found["chosen"] == [(1, "auto"), (7, policy)]
+    assert ("GPU" in found["plan"]) is (policy == "dynamic")
+
+
+for stage, times, policy in (
+    (3, (2.0, 1.0), "all-host"),
+    (3, (1.0, 2.0), "dynamic"),
+    (2, (2.0, 1.0), "all-host"),
+):
+    ROWS.check(
+        f"auto becomes {policy} at stage {stage}",
+        stage=stage,
+        shared_s=times[0],
+        alone_s=times[1],
+        policy=policy,
+    )(settle_by_iterations)
+
+
+@ROWS.check("auto is all-host without a GPU, and says so")
+def auto_without_gpu(_folder):
+    with Trial({**SMALL_TILES}) as trial:
+        engine = trial.open(ONE)
+        trial.train(engine, 1)
+        ((update, policy, why),) = engine.optimizer.chosen_policies
+        assert (update, policy) == (1, "all-host")
+        assert "without a GPU" in why
+        assert inside(engine, "schedule").slot_numel == 0
 
 
 # State as others read it.

@@ -232,13 +232,20 @@ def engines(words, sweep=BASIC):
     return [" ".join(point.name.split()[1:]) for point in points], added
 
 
+def test_the_default_sweep_has_the_plugin_as_it_is_by_default_where_that_is_more_than_all_host():
+    """Without a GPU, in the small form, policy auto is all-host."""
+    paper = ["stock", "all-host", "stride"]
+    named = [[str(p.engine) for p in s.points("tiny")] for s in (BASIC, BASIC.small())]
+    assert named == [["stock", "auto", "all-host", "stride"], paper]
+
+
 STRIDES = load_sweep("stride")
 
 
 @pytest.mark.parametrize(
     ("words", "sweep", "names", "added"),
     [
-        ("stock,dynamic,AUTO", BASIC, ["stock", "dynamic", "auto"], ""),
+        ("stock,dynamic,AUTO", BASIC, ["stock", "dynamic", "auto just-in-time"], ""),
         ("dynamic,v", BASIC, ["dynamic", "stock"], ""),
         ("dynamic", BASIC, ["stock", "dynamic"], "stock"),
         ("stock,stride", BASIC, ["stock", "stride 2"], ""),

@@ -21,7 +21,7 @@ def test_a_block_is_read_and_none_means_stock():
 
 
 def test_defaults_are_the_documented_ones():
-    block = {"policy": "stride", "stride": 2, "ratio": 1.0, "just_in_time_forward": True}
+    block = {"policy": "auto", "ratio": 1.0, "just_in_time_forward": True}
     assert Settings(enabled=True) == Settings(enabled=True, tile_numel=2**25, **block)
 
 
@@ -29,6 +29,8 @@ def test_defaults_are_the_documented_ones():
     ("block", "complaint"),
     [
         ({"enbled": True}, 'did you mean "enabled"'),
+        ({"machine": "h200x1"}, r'machine" = .h200x1.: leave it out; policy "auto"'),
+        ({"enabled": True, "stride": 3}, '"stride" = 3 needs "policy" "stride"'),
         ({"enabled": True, "stride": 0}, r'"deep_optimizer_states.stride" = 0'),
         ({"enabled": True, "policy": "fast"}, "all-host"),
         ({"enabled": True, "policy": "ratio"}, 'needs "ratio" below 1'),

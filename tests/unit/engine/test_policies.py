@@ -3,7 +3,13 @@
 import pytest
 
 from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN
-from deep_optimizer_states.core.policies import LONGEST_WAIT, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.policies import (
+    ITERATIONS_A_TURN,
+    LONGEST_WAIT,
+    Flight,
+    HostStep,
+    RunTimeSplit,
+)
 
 
 class Lanes:
@@ -136,3 +142,52 @@ def test_nothing_to_share():
     for _ in range(LONGEST_WAIT + 2):
         assert Lanes().run(split, ()) == []
     assert split.pace == 1.0
+
+
+def iterate(split, shared_s, alone_s, count):
+    """So many iterations; in which the CPU was alone, and what was said."""
+    alone, said = [], []
+    for _ in range(count):
+        alone.append(split.cpu_only)
+        said.append(split.note_iteration(alone_s if split.cpu_only else shared_s))
+    return alone, [words for words in said if words]
+
+
+@pytest.mark.parametrize(
+    ("shared_s", "alone_s", "policy"), [(0.9, 0.8, "all-host"), (0.8, 0.9, "dynamic")]
+)
+def test_auto_ends_at_the_way_of_the_shorter_iterations(shared_s, alone_s, policy):
+    split = RunTimeSplit(by_iteration=True)
+    alone, said = iterate(split, shared_s, alone_s, 600)
+    turn = [False] * ITERATIONS_A_TURN + [True] * ITERATIONS_A_TURN
+    assert alone[: len(turn)] == turn
+    assert said == [policy]
+    slower = alone.count(policy == "dynamic")
+    assert 2 * ITERATIONS_A_TURN < slower < 0.06 * len(alone), "tried again, more and more seldom"
+    assert iterate(split, alone_s, shared_s, 600)[1] == [
+        "dynamic" if policy == "all-host" else "all-host"
+    ], "and found out when it changes"
+
+
+def test_auto_judges_no_update_by_its_own_time_and_dynamic_no_iteration():
+    lanes, auto, dynamic = Lanes(0.3, stall=0.5), RunTimeSplit(by_iteration=True), RunTimeSplit()
+    lanes.run(auto)
+    lanes.run(dynamic)
+    assert (auto.cpu_only, dynamic.cpu_only) == (False, True)
+    assert iterate(dynamic, 9.0, 1.0, 20) == ([True] * 20, [])
+    assert auto.pace == dynamic.pace
+
+
+def test_one_iteration_that_took_long_changes_nothing():
+    """A checkpoint was saved in it, or another process had the cores."""
+    split = RunTimeSplit(by_iteration=True)
+    iterate(split, 0.8, 0.9, 2 * ITERATIONS_A_TURN)
+    assert not split.cpu_only
+    assert split.note_iteration(60.0) == ""
+    assert iterate(split, 0.8, 0.9, 4 * ITERATIONS_A_TURN)[1] == []
+
+
+def test_ways_that_take_about_as_long_do_not_take_turns():
+    split = RunTimeSplit(by_iteration=True)
+    assert iterate(split, 1.0, 0.98, 300)[1] == ["dynamic"]
+    assert iterate(RunTimeSplit(by_iteration=True), 1.0, 0.96, 300)[1] == ["all-host"]

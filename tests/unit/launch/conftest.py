@@ -73,7 +73,7 @@ def plan(tmp_path, monkeypatch):
     monkeypatch.setattr(task_module, "prepared", lambda _name: str(tmp_path / "data"))
 
     def make(trainer, sweep=None, machine=CPU):
-        sweep = sweep or load_sweep("basic")
+        sweep = sweep or load_sweep("basic").small()
         points = sweep.points("tiny", {"device": "cpu"})
         options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
         return SweepPlan(sweep, tuple(points), machine, options)

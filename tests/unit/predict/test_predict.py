@@ -9,7 +9,6 @@ from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict.machine import (
     RATE_NAMES,
-    MachineError,
     load_machine,
     machine_names,
 )
@@ -23,7 +22,6 @@ from deep_optimizer_states.predict.memory import (
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import (
     bound_update_s,
-    choose_policy,
     predict,
 )
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
@@ -58,7 +56,7 @@ machine=cpu-only engine=stock dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0
 machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6752 0 0
 machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100.2 0 0
 machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.516 0.2042 2.311 220.2 68.58 30.65
-policy=auto micro_batch_size=8 | 0.5916 1.659 0.4051 0.3756 0.2498 26.46 22.85 2.974
+policy=auto micro_batch_size=8 | 0.5916 1.664 0.3924 0.3623 0.2498 26.46 22.85 2.974
 accumulation=4 | 0.5964 1.389 0.275 0.09921 0.2498 29.43 14.23 2.974
 activation_checkpointing=False | 0.1491 0.2523 0.275 0.09921 0.2498 26.46 35.28 2.974
 materialized_attention=False | 0.1364 0.3133 0.275 0.08648 0.2498 26.46 13.7 2.974
@@ -191,21 +189,19 @@ def test_auto_is_within_a_twentieth_of_the_best_policy_on_every_profile(name, mi
         settled = dataclasses.replace(workload, policy=policy, stride=stride)
         other = predict(settled, machine)
         assert auto.iteration_s <= 1.05 * other.iteration_s
-        if machine.gpus and other.iteration_s < auto.iteration_s - 1e-9:
-            assert "a gain under 3% is not taken" in auto.policy
 
 
-def test_auto_weighs_what_the_forward_hides():
-    workload = of("13B", micro_batch_size=8)
-    by_update = choose_policy(workload.subgroups, H100, num_ranks=4)
+@pytest.mark.parametrize(("micro_batch_size", "policy"), [(8, "all-host"), (1, "dynamic")])
+def test_auto_becomes_the_way_of_which_less_shows(micro_batch_size, policy):
+    """Behind a long forward more of the CPU's update is hidden."""
+    workload = of(micro_batch_size=micro_batch_size)
+    ways = {
+        name: predict(dataclasses.replace(workload, policy=name), H100).iteration_s
+        for name in ("all-host", "dynamic")
+    }
     auto = predict(workload, H100)
-    same = {"policy": by_update.policy, "stride": by_update.stride}
-    assert f"policy auto: {by_update.policy}" not in auto.policy
-    assert predict(dataclasses.replace(workload, **same), H100).iteration_s > auto.iteration_s
-    shown = auto.update_s - auto.hidden_s
-    assert f"of which with the gradients' flush {shown:.3f} s shows" in auto.policy
-    open_ = predict(dataclasses.replace(workload, just_in_time_forward=False), H100)
-    assert f"policy auto: {by_update.policy}" in open_.policy
+    assert auto.policy.startswith(f"policy auto, which becomes {policy} (")
+    assert auto.iteration_s == ways[policy] < max(ways.values())
 
 
 def test_fp32_is_predicted_only_where_its_rate_is_known():
@@ -247,24 +243,6 @@ def test_what_does_not_fit_is_said_with_what_to_change():
     assert predict(of(), H100).fits
 
 
-def test_auto_takes_what_the_rates_favour_and_says_why():
-    numels = of("7B").subgroups
-    slow_link = dataclasses.replace(H100.rates, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9)
-    choice = choose_policy(numels, dataclasses.replace(H100, rates=slow_link), num_ranks=4)
-    assert choice.policy == "all-host"
-    slow_host = dataclasses.replace(H100.rates, host_fused_parameters_per_s=((24, 0.1e9),))
-    choice = choose_policy(numels, dataclasses.replace(H100, rates=slow_host), num_ranks=4)
-    assert choice.policy == "all-device"
-    choice = choose_policy(numels, H200)
-    assert choice.policy == "dynamic"
-    assert "'h200x1'" in choice.explanation
-    assert f"{choice.seconds:.3f} s" in choice.explanation
-    assert "all-host 0." in choice.explanation
-    assert choose_policy(numels, load_machine("cpu-only")).policy == "all-host"
-    with pytest.raises(MachineError):
-        choose_policy([], H100)
-
-
 def test_tensor_parallel_ranks_stay_on_a_node():
     with pytest.raises(WorkloadError, match="tp = 2: machine 'h200x1' has 1 GPUs"):
         predict(of(tp=2, dp=1), load_machine("h200x1"))
@@ -296,15 +274,3 @@ def test_gradients_are_kept_as_far_as_a_tenth_of_the_device_stays_free(policy):
         updates.append(got.update_s)
     assert updates[0] == updates[1] == never.update_s
     assert updates[3] == whole.update_s < updates[2] < updates[0]
-
-
-@pytest.mark.parametrize(("gigabytes", "is_said"), [(26, False), (28, True), (50, False)])
-def test_a_gain_that_is_not_taken_is_said(gigabytes, is_said):
-    """Between the links at which the next policy gains much lie some at which it gains a little."""
-    rate = gigabytes * 1e9
-    rates = dataclasses.replace(H100.rates, h2d_bytes_per_s=rate, d2h_bytes_per_s=rate)
-    choice = choose_policy(of().subgroups, dataclasses.replace(H100, rates=rates), 4)
-    others = choice.explanation.partition("(")[2].partition(")")[0].split(", ")
-    fastest = min(float(other.split()[-2]) for other in others)
-    assert (fastest < choice.seconds) is is_said
-    assert choice.explanation.endswith("; a gain under 3% is not taken") is is_said
