@@ -33,7 +33,7 @@ MARKS = {MEASURED: "", SIMULATED: " sim.", PUBLISHED: " publ."}
 _MEDIAN = "_median_ms"
 _SPEEDS = ("ms", "s", "samples/s", "x", "TFLOP/s")
 """Units of what a processor tells nothing about a GPU by."""
-_LEAST_WIDTH, _LABEL_WIDTH, _MOST_ROWS = 11, 34, 20
+_LEAST_WIDTH, _MOST_WIDTH, _LABEL_WIDTH, _MOST_ROWS = 11, 20, 34, 20
 
 
 class Cell(NamedTuple):
@@ -97,22 +97,27 @@ class Results:
     def lines(self) -> list[str]:
         """Return table and answer for a terminal of 100 columns, in as many parts as that takes."""
         names, shown = list(self.columns), self.rows[:_MOST_ROWS]
-        heads = [_heading(self.columns[name]) for name in names]
-        labels = [_cut(row.label, _LABEL_WIDTH) for row in shown]
-        first = max(map(len, labels), default=0)
+        # A name too long for one line goes on below: cut, names of neighbours would be the same.
+        labels = [
+            textwrap.wrap(row.label, _LABEL_WIDTH, subsequent_indent="  ") or [""] for row in shown
+        ]
+        first = max((len(line) for label in labels for line in label), default=0)
         texts = [[cell.text if cell else row.lost for cell in row.cells] for row in shown]
         found = []
         for part in _parts([[row[n] for row in texts] for n in range(len(names))], COLUMNS - first):
-            width = (COLUMNS - first - 2 * len(part)) // len(part)
-            widths = [max(min(width, 20), *(len(row[n]) for row in texts)) for n in part]
-            folded = [textwrap.wrap(heads[n], w) for n, w in zip(part, widths, strict=True)]
-            height = max(map(len, folded))
-            columns = [[*[""] * (height - len(head)), *head] for head in folded]
-            for n, column in zip(part, columns, strict=True):
-                column += [row[n] for row in texts]
-            for place, label in enumerate([*[""] * height, *labels]):
-                cells = (f"{c[place]:>{w}}" for c, w in zip(columns, widths, strict=True))
-                found.append(f"{label:<{first}}  {'  '.join(cells)}".rstrip())
+            least = [max(_LEAST_WIDTH, *(len(row[n]) for row in texts)) for n in part]
+            spare = (COLUMNS - first - 2 * len(part) - sum(least)) // len(part)
+            widths = [max(width, min(width + spare, _MOST_WIDTH)) for width in least]
+            heads = [
+                textwrap.wrap(_heading(self.columns[names[n]]), width)
+                for n, width in zip(part, widths, strict=True)
+            ]
+            height = max(map(len, heads))
+            heads = [[*[""] * (height - len(head)), *head] for head in heads]
+            found += [_line("", cells, first, widths) for cells in zip(*heads, strict=True)]
+            for label, row in zip(labels, texts, strict=True):
+                found.append(_line(label[0], [row[n] for n in part], first, widths))
+                found += label[1:]
         if len(self.rows) > _MOST_ROWS:
             found.append(f"... and {len(self.rows) - _MOST_ROWS} more in the report")
         texts_below = [self.answer, *self.notes]
@@ -139,8 +144,9 @@ def _parts(columns: Sequence[Sequence[str]], room: int) -> Iterator[list[int]]:
         yield part
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+def _line(label: str, cells: Sequence[str], first: int, widths: Sequence[int]) -> str:
+    texts = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"{label:<{first}}  {'  '.join(texts)}".rstrip()
 
 
 def results_of(

@@ -154,3 +154,16 @@ def test_the_terminals_table_has_as_many_parts_as_its_width_asks_for():
     assert max(map(len, lines)) <= 100
     assert sum(line.count("12345 (12300 to 12400)") for line in lines) == 9 * 20
     assert lines[-2:] == ["... and 11 more in the report", "Yes."]
+
+
+def test_the_terminals_table_keeps_names_whole_and_a_wide_column_within_the_width():
+    column = Result(title="sent by all ranks, counted at the calls", unit="MiB", better="lower")
+    cells = [Cell(12345.0, 12300.0, 12400.0), *[Cell(5.0, 5.0, 5.0)] * 4]
+    name = "tiny, accumulation 4, stages 2, replicas 2, scheme "
+    rows = [ResultRow(f"{name}{end}", "measured", 2, cells) for end in ("plain", "small")]
+    lines = Results(dict.fromkeys("abcde", column), rows, {}, "Yes.", []).lines()
+    assert max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    for row in rows:
+        assert all(word in text for word in row.label.split())
+    assert sum("12345 (12300 to 12400)" in line for line in lines) == 2
