@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import psutil
 import pytest
 from processes import is_alive, wait_for
+from ranks import run_script
 
 from dataset import indexed
 from dataset.tokenizer import ByteLevelBpe
@@ -78,6 +78,17 @@ def pair(output):
     return indexed.bin_path(prefix).read_bytes(), indexed.idx_path(prefix).read_bytes()
 
 
+BUILD = """
+import json, pathlib, sys
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+ids, vocab_size, bin_path, idx_path = sys.argv[1:]
+builder = IndexedDatasetBuilder(bin_path, dtype=DType.optimal_dtype(int(vocab_size)))
+for document in json.loads(pathlib.Path(ids).read_text()):
+    builder.add_document(document, [len(document)])
+builder.finalize(idx_path)
+"""
+
+
 def test_the_files_are_those_of_megatrons_builder_for_the_ids_of_tokenizers(gpt2, tmp_path):
     """Ids by `tokenizers`, one document at a time, files by megatron-core."""
     text = tmp_path / "text.jsonl.xz"
@@ -87,18 +98,13 @@ def test_the_files_are_those_of_megatrons_builder_for_the_ids_of_tokenizers(gpt2
     done = run(command(gpt2, tmp_path / "ours", "--input", text, "--part-mb", "0.2"))
     assert done.returncode == 0, done.stderr
     tokenizer = ByteLevelBpe.from_gpt2_files(*gpt2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-    theirs = tmp_path / "theirs_text_document"
-    builder = IndexedDatasetBuilder(
-        str(indexed.bin_path(theirs)), dtype=DType.optimal_dtype(tokenizer.vocab_size)
-    )
     with lzma.open(text, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            ids = tokenizer._slow.encode(json.loads(line)["text"]).ids
-            builder.add_document([*ids, tokenizer.eod], [len(ids) + 1])
-    builder.finalize(str(indexed.idx_path(theirs)))
+        texts = [json.loads(line)["text"] for line in lines]
+    documents = [[*tokenizer._slow.encode(one).ids, tokenizer.eod] for one in texts]
+    (tmp_path / "ids.json").write_text(json.dumps(documents))
+    theirs = tmp_path / "theirs_text_document"
+    words = (tokenizer.vocab_size, indexed.bin_path(theirs), indexed.idx_path(theirs))
+    run_script(BUILD, tmp_path / "ids.json", *words)
     assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
 
 
@@ -132,7 +138,7 @@ def shared_out_bytes(process):
 def test_stopped_work_goes_on_to_the_same_bytes_and_two_at_once_are_refused(  # noqa: PLR0915
     gpt2, tmp_path
 ):
-    text = write_jsonl(tmp_path / "a text.jsonl", 2_000_000)
+    text = write_jsonl(tmp_path / "a text.jsonl", 1_000_000)
     packed = tmp_path / "text.jsonl.gz"
     packed.write_bytes(gzip.compress(text.read_bytes(), 1))
     inputs = ("--input", text, packed, "--part-mb", "0.05")

@@ -3,11 +3,14 @@
 import pytest
 
 
-def some(cases, one_in):
-    """Mark all but one in so many cases as ``exhaustive``, each a tuple of arguments or one."""
+def some(cases, one_in, always=()):
+    """Mark all but one in so many cases as ``exhaustive``, each a tuple of arguments or one.
+
+    Those in ``always`` are run wherever they stand.
+    """
     return [
         case
-        if number % one_in == 0
+        if number % one_in == 0 or case in always
         else pytest.param(*_arguments(case), marks=pytest.mark.exhaustive)
         for number, case in enumerate(cases)
     ]

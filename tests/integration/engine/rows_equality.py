@@ -24,7 +24,7 @@ IN_BACKWARD = {
     },
 }
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
-ONE_IN = 6
+ONE_IN = 10
 """In the extent ``few`` one rank takes every case, and two take one in so many."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
 """Between which checkpoints are exchanged on more than one rank, if not all is run."""

@@ -44,9 +44,9 @@ IN_BACKWARD = ["dynamic, prefetched", "stride 2, before the norm"]
 """Work in backward, in a row of its own of a few tests and in each ZeRO-3 row of the full set."""
 NUM_FEATURES = 100
 NUM_POLICIES = 8
-IN_TURN = {"few": {1: 107, 2: 24}, "all": {1: 631, 2: 621, 4: 621}}
+IN_TURN = {"few": {1: 107, 2: 18}, "all": {1: 631, 2: 621, 4: 621}}
 """Features under their policies. In the extent ``few`` each has its turn of one policy on one rank,
-and one in six on two; the first has all. One feature and one model are beyond stock itself on more
+and one in ten on two; the first has all. One feature and one model are beyond stock itself on more
 than one rank, under ten policies together."""
 DURING_BACKWARD = {"few": {1: 2, 2: 2}, "all": {1: 108, 2: 104, 4: 104}}
 """Features under the two of `IN_BACKWARD`: the first one alone, or all of ZeRO-3; fp16 in one."""
@@ -84,7 +84,7 @@ def test_every_feature_stage_and_policy_is_run(reports):
         features[ranks] = found | report["left_out"].keys()
         used[ranks] = collections.Counter(way for _, way in places if " to " not in way)
     assert len(features[1]) == NUM_FEATURES
-    assert min(len(found) for found in features.values()) >= NUM_FEATURES // 6
+    assert min(len(found) for found in features.values()) >= NUM_FEATURES // 10
     assert {len(ways) for ways in used.values()} == {NUM_POLICIES + len(IN_BACKWARD)}
     together = sum(used.values(), collections.Counter())
     assert min(number for way, number in together.items() if way not in IN_BACKWARD) >= 6

@@ -35,7 +35,6 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-TASK = Training(model_of_config(LLAMA), 2048, 4, "bf16")
 SMALL = Training(load_model("1.3B")[0], 2048, 4, "bf16")
 NAMES = [
     *(f"stage {stage}" for stage in range(4)),
@@ -63,6 +62,12 @@ def advise(capsys, *words, code=0):
 
 def as_json(capsys, *words, code=0):
     return json.loads(advise(capsys, *words, "--json", code=code).out)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """A model of 7B, which `transformers` makes."""
+    return Training(model_of_config(LLAMA), 2048, 4, "bf16")
 
 
 def without_dtype(rungs):
@@ -116,18 +121,20 @@ def batch(rung):
         (1, 24, 40, None, ""),
     ],
 )
-def test_the_first_that_fits_is_taken_in_the_way_that_costs_least(gpus, device, host, name, way):
-    first = ladder(TASK, room(gpus, device, host))[0]
+def test_the_first_that_fits_is_taken_in_the_way_that_costs_least(
+    llama, gpus, device, host, name, way
+):
+    first = ladder(llama, room(gpus, device, host))[0]
     assert (without_dtype([first])[0] if first.fits else None) == name
     assert not name or batch(first) == way
 
 
-def test_small_buckets_are_taken_where_deepspeeds_own_do_not_fit():
+def test_small_buckets_are_taken_where_deepspeeds_own_do_not_fit(llama):
     """Their time is not known, and with them a GPU of 5 GiB has room."""
-    rungs = ladder(TASK, room(1, 5, 160))
+    rungs = ladder(llama, room(1, 5, 160))
     assert rungs[0].has_small_buckets
     assert rungs[0].config["zero_optimization"]["reduce_bucket_size"] == 50_000_000
-    assert not any(rung.has_small_buckets for rung in ladder(TASK, room(1, 40, 160)) if rung.fits)
+    assert not any(rung.has_small_buckets for rung in ladder(llama, room(1, 40, 160)) if rung.fits)
 
 
 def test_a_half_empty_gpu_is_given_a_share_of_the_state():
@@ -220,11 +227,11 @@ def test_activations_that_are_not_known_are_said_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["stage 3, optimizer + weights offloaded", "stage 2"])
-def test_every_phase_of_every_rank_has_to_fit(name):
+def test_every_phase_of_every_rank_has_to_fit(llama, name):
     """Each rank reads the whole model before stage 2 cuts its state, which takes most there."""
 
     def rung(host):
-        rungs = ladder(TASK, room(8, 80, host))
+        rungs = ladder(llama, room(8, 80, host))
         return rungs[without_dtype(rungs).index(name)]
 
     peaks = rung(10_000).peaks
@@ -360,8 +367,8 @@ def test_a_config_json_of_hugging_face_has_the_time_of_its_layers(tmp_path, caps
         assert any(note.startswith("times are those of megatron-core") for note in found["notes"])
 
 
-def test_notes_apply_where_they_are_true():
-    large, small = ladder(TASK, room(device=192)), ladder(TASK, room())
+def test_notes_apply_where_they_are_true(llama):
+    large, small = ladder(llama, room(device=192)), ladder(llama, room())
     assert notes_of(large[0], room()) == []
     at = dict(zip(without_dtype(small), small, strict=True))
     assert notes_of(at["stage 2, optimizer offloaded, plugin"], room()) == [CHECKPOINTING]

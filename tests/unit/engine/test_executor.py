@@ -335,7 +335,7 @@ def test_copies_in_flight_are_bounded():
         device.close()
 
 
-UPDATES = 200
+UPDATES = 60
 FEW = ["stride 2, tiles", "dynamic and ratio, tiles, weights on the host"]
 """Every kind of action is in one of these; the others repeat them in other proportions."""
 
@@ -347,7 +347,7 @@ def things_held():
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_two_hundred_updates_keep_nothing_that_twenty_do_not(device, name):
+def test_many_updates_keep_nothing_that_a_few_do_not(device, name):
     setup = Setup(SCHEDULES[name], device)
     for _ in range(UPDATES // 10):
         setup.update()
@@ -355,7 +355,7 @@ def test_two_hundred_updates_keep_nothing_that_twenty_do_not(device, name):
     for _ in range(UPDATES):
         setup.update()
     now = things_held()
-    # One event kept for each device tile would be thousands of objects.
+    # One event kept for each device tile would be hundreds of objects.
     assert now[0] - objects < UPDATES / 2
     assert now[1] == threads
     assert now[2] - blocks < UPDATES
