@@ -10,10 +10,10 @@ from pathlib import Path
 
 from configs.cli import say
 from configs.errors import ConfigError
-from launch.records import UNTRAINED, RunFolder, Status
+from launch.records import RunFolder, Status
 from parse.log import read_log
 from parse.records import LogError
-from parse.verdict import judge_log
+from parse.verdict import FAILED, judge_log
 
 
 def with_verdict(status: Status, folder: RunFolder) -> Status:
@@ -27,7 +27,7 @@ def with_verdict(status: Status, folder: RunFolder) -> Status:
         found = judge_log(read_log(folder.log))
     except LogError:
         return status
-    if found.word not in UNTRAINED:
+    if found.word not in FAILED:
         return status
     cause = f"ended, but its loss is {found.text}"
     return replace(status, status=found.word, exit_code=1, cause=cause)

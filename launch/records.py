@@ -31,8 +31,6 @@ from launch.identity import changes
 SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""
 INTERRUPTED = "interrupted"
-UNTRAINED = ("nan", "frozen", "diverged", "skipped")
-"""Statuses of a run that came to its end with a loss that means no training."""
 SILENCE_S = 1800.0
 """Seconds without a sign of life after which a run of another machine counts as interrupted."""
 FULL_BYTES = 16_384
@@ -100,7 +98,7 @@ class Status:
 
     status: str
     """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed``,
-    ``interrupted``, or one of :data:`UNTRAINED`."""
+    ``interrupted``, or one of :data:`parse.verdict.FAILED`."""
     exit_code: int | None = None
     """Of the ranks' launcher; 128 + signal when a signal ended it; 1 of a run that has not trained;
     None while running."""

@@ -200,6 +200,17 @@ def test_a_stopped_run_is_ended_as_a_hang(tmp_path, leap, no_grace):
     assert "cannot show its stacks" in log.read_text()  # it would not answer
 
 
+def test_a_hang_shows_where_each_process_stands(tmp_path, leap):
+    log = tmp_path / "a.log"
+    leap(lambda: 10.0 if log.exists() and log.read_text() else 0.0)
+    code = "import faulthandler, signal, time; faulthandler.register(signal.SIGUSR1)\n"
+    code += "def wait_for_ever():\n    print('waits', flush=True); time.sleep(600)\nwait_for_ever()"
+    ending, _ = run(code, tmp_path, hang_s=60)
+    assert ending.given_up[0] == "hang"
+    assert "state S (sleeping)" in log.read_text()
+    assert "in wait_for_ever" in log.read_text()
+
+
 @pytest.fixture
 def beside(tmp_path):
     """A companion that runs the given code."""
@@ -230,6 +241,12 @@ def test_a_companion_that_never_gets_ready_fails_the_run_by_name(tmp_path, besid
     assert ending.exit_code != 0
     assert ending.given_up == ("failed", "the other ended before it was ready, exit code 3")
     assert log.read_text() == "no such device\n"
+
+
+def test_a_companion_that_ends_before_the_run_fails_it_by_name(tmp_path, beside, no_grace):
+    ending, _ = run(SLEEPER, tmp_path, companions=beside("ready.touch(); exit(5)"))
+    assert ending.given_up == ("failed", "the other ended before the run did, exit code 5")
+    assert ending.exit_code == 128 + signal.SIGTERM
 
 
 @pytest.mark.own_process
