@@ -93,6 +93,12 @@ def test_it_says_what_it_did(launched, device):
     assert end["weights_sha256"] not in (None, end["optimizer_sha256"])
 
 
+def test_the_record_says_which_policy_the_plugin_chose(together, folder):
+    (row,) = [row for row in events_of(folder / "stride") if row["event"] == "policy"]
+    assert row == {"event": "policy", "iteration": 1, "update": 1, "policy": "stride 2", "why": ""}
+    assert not [row for row in events_of(folder / "plain") if row["event"] == "policy"]
+
+
 def test_two_runs_with_one_seed_end_in_the_same_bits_and_another_seed_in_others(together):
     plain, other = together["plain"], together["seed"]
     for name in ("again", "kept activations", "async", "stride"):
