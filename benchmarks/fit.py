@@ -25,7 +25,6 @@ from configs.study import default_study
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.cli import residual_lines
 from deep_optimizer_states.predict.machine import (
-    RATE_NAMES,
     Curve,
     Kind,
     Machine,
@@ -170,9 +169,8 @@ def refit(start: Machine, observations: Sequence[Observation]) -> Machine:
     machine = fit(start, observations, STAGES[start.name])
     fitted = {key for stage in STAGES[start.name] for keys in stage.parameters for key in keys}
     kinds: dict[str, Kind] = {
-        name: "fitted" if f"rates.{name}" in fitted else "assumed"
-        for name in RATE_NAMES
-        if getattr(machine.rates, name) is not None
+        name: "fitted" if {f"rates.{name}", f"costs.{name}"} & fitted else "assumed"
+        for name in machine.known
     }
     errors = residuals(machine, observations)
     median, worst = summary([error for _, error in errors])

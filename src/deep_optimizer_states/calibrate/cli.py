@@ -88,6 +88,7 @@ def _run(out: Path | None, force: bool) -> int:
         head += _HEAD_OF_GPUS
         costs = dataclasses.asdict(load_machine(_COSTS_FROM).costs)
         table["costs"] = {cost: seconds for cost, seconds in costs.items() if seconds}
+        table["kinds"] = {**table.get("kinds", {}), **dict.fromkeys(table["costs"], "assumed")}
     text = head + profile_text(table, found.notes)
     if out is None:
         sys.stdout.write(text)

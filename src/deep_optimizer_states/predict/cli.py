@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.machine import RATE_NAMES, Machine, load_machine, machine_names
+from deep_optimizer_states.predict.limits import changes_of, limits_of
+from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
 from deep_optimizer_states.predict.model import load_model, model_names
 from deep_optimizer_states.predict.predict import Prediction, num_nodes, predict
 from deep_optimizer_states.predict.workload import (
+    AUTO,
     PLUGIN,
     POLICIES,
     STOCK,
@@ -44,14 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         machine = load_machine(given.machine)
         workload = workload_from(given, machine)
-        text = _as_text(workload, machine, predict(workload, machine))
+        prediction = predict(workload, machine)
+        lines = _as_lines(workload, machine, prediction)
+        if given.explain:
+            lines += ["", *_explained(workload, machine, prediction)]
     except KeyboardInterrupt:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {error}\n")
         return 2
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
@@ -84,8 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     text = "one subgroup in this many is updated on the GPU (default: 2, where it applies)"
     add("--stride", **number, help=text)
     add("--policy", help=f"for engine plugin: {', '.join(POLICIES)} (default: auto)")
-    text = "sub_group_size, in elements"
-    add("--subgroup", dest="subgroup_numel", **number, default=100_000_000, help=text)
+    add(
+        "--stage", **number, default=3, help="of ZeRO, with the optimizer in host memory: 1, 2 or 3"
+    )
+    text = "sub_group_size, in elements (default: 100000000; below stage 3 the plugin's tile)"
+    add("--subgroup", dest="subgroup_numel", **number, help=text)
+    text = "plugin: GiB of device memory in which state may stay, or auto (default: 0)"
+    add("--device-memory", dest="device_memory_bytes", metavar="GIB", type=_gib, help=text)
+    add("--explain", action="store_true", default=False, help="what limits it, what would gain")
     add("--dtype", default="bf16", help="of weights: bf16, fp16, or fp32 without GPUs")
     for flag, field, value, text in (
         (
@@ -113,6 +125,15 @@ def _whole(text: str) -> int:
     return int(number)
 
 
+def _gib(text: str) -> float | str:
+    if text == AUTO:
+        return text
+    try:
+        return float(text) * GIB
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give GiB, or {AUTO}") from None
+
+
 def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     """Return the workload that the arguments ask for; ranks are the GPUs of ``machine`` by itself.
 
@@ -125,6 +146,8 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     model, defaults = load_model(given.model)
     known = {item.name for item in dataclasses.fields(Workload)} - {"model"}
     fields = {name: value for name, value in vars(given).items() if name in known}
+    if given.stage in (1, 2):  # where stock has no subgroups, and its default no meaning
+        fields.setdefault("subgroup_numel", DEFAULT_TILE_NUMEL)
     fields.setdefault("dp", max(1, machine.gpus // max(1, given.tp)))
     for name in ("policy", "stride"):
         if name in fields and engine != PLUGIN:
@@ -139,7 +162,7 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     return Workload(model, ENGINES[engine], **{**defaults, **fields})
 
 
-def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str:
+def _as_lines(workload: Workload, machine: Machine, prediction: Prediction) -> list[str]:
     times = [
         ("forward", prediction.forward_s),
         ("backward", prediction.backward_s),
@@ -152,16 +175,17 @@ def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> st
         f", of it page-locked {memory.page_locked_bytes / GIB:.1f}; GPU "
         f"{memory.device_bytes / GIB:.1f} GiB"
     )
-    known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
-    kinds = sorted(Counter(map(machine.kind, known)).items())
+    kinds = sorted(Counter(map(machine.kind, machine.known)).items())
+    origins = ", ".join(f"{count} {kind}" for kind, count in kinds)
     network = f"{nodes} nodes of {machine.gpus} GPUs; the network between them is not modelled"
     residuals = residual_lines(machine.residuals)
-    lines = [
+    share = f"  {prediction.device_share:.0%} of the state stays on the device"
+    return [
         f"{model.name} ({model.numel / 1e9:.2f}e9 parameters) with engine {workload.engine} on "
         f"{machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
-        f"{len(workload.subgroups)} subgroups a rank",
-        f"machine: {machine.source} (rates: {', '.join(f'{n} {kind}' for kind, n in kinds)})",
+        f"ZeRO stage {workload.stage}, {len(workload.subgroups)} subgroups a rank",
+        f"machine: {machine.source} (rates and costs: {origins})",
         *([network] if nodes > 1 else []),
         "",
         f"  iteration  {prediction.iteration_s:8.3f} s   predicted, not run",
@@ -169,6 +193,7 @@ def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> st
         f"  no schedule is faster than {prediction.bound_s:.3f} s at this ratio",
         f"  update bound by {prediction.binding}",
         f"  {prediction.policy}",
+        *([share] if prediction.device_share else []),
         "",
         f"  memory a rank: host {memory.host_bytes / GIB:.1f} GiB{on_gpu if machine.gpus else ''}",
         f"  {'fits' if prediction.fits else 'DOES NOT FIT'}",
@@ -176,7 +201,18 @@ def _as_text(workload: Workload, machine: Machine, prediction: Prediction) -> st
         *([""] if residuals else []),
         *residuals,
     ]
-    return "\n".join(lines)
+
+
+def _explained(workload: Workload, machine: Machine, prediction: Prediction) -> list[str]:
+    lines = ["what limits each phase"]
+    for phase, (resource, seconds) in limits_of(workload, machine).items():
+        lines.append(f"  {phase:9s} {resource}: {seconds:.3f} s of it")
+    lines += [f"  update    {prediction.binding}", "what would gain, one change at a time"]
+    changes = changes_of(workload, machine, prediction)
+    for change in changes:
+        seconds = change.prediction.iteration_s
+        lines.append(f"  {change.gain:4.0%} less a sample: {change.words} ({seconds:.3f} s)")
+    return lines if changes else [*lines, "  nothing that the model knows and that fits"]
 
 
 def residual_lines(found: Mapping[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ A profile is a TOML file::
     host_adam_parameters_per_s = [[1, 0.3e9], [96, 8e9]]        # DeepSpeedCPUAdam.step alone
     host_fused_parameters_per_s = [[1, 0.6e9], [96, 16e9]]      # this engine's one pass
 
-    [kinds]                             # of each rate; those not named are "measured"
+    [kinds]                             # of each rate and cost; those not named are "measured"
     gather_bytes_per_s = "assumed"      # measured, fitted or assumed
 
     [costs]                             # optional: times that no rate explains, in s; default 0
@@ -107,13 +107,17 @@ class Costs:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    launch_s: Seconds = 0.0  # of a layer in every pass: kernels are launched, hooks run
-    layer_s: Seconds = 0.0  # of a layer's forward: parameters are fetched when it is reached
+    launch_s: Seconds = 0.0  # of a layer in every pass at stage 3: kernels are launched, hooks run
+    hooks_s: Seconds = 0.0  # part of launch_s that stage 3's hooks take; below there are none
+    leaf_hooks_s: Seconds = 0.0  # what is left of hooks_s where each layer is a leaf module
+    layer_s: Seconds = 0.0  # of a layer's forward at stage 3: its parameters are fetched
+    grads_s: Seconds = 0.0  # of a layer's backward at stages 1 and 2: gradients go into buckets
     micro_batch_s: Seconds = 0.0  # outside the phases, for each micro-batch: data, logging
     iteration_s: Seconds = 0.0  # outside the phases, for each iteration
 
 
 RATE_NAMES = tuple(item.name for item in dataclasses.fields(Rates))
+COST_NAMES = tuple(item.name for item in dataclasses.fields(Costs))
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,15 @@ class Machine:
     costs: Costs = Costs()
     residuals: Mapping[str, Any] = field(default_factory=dict)
 
-    def kind(self, rate: str) -> Kind:
-        """Return how a rate came about."""
-        return self.kinds.get(rate, "measured")
+    def kind(self, name: str) -> Kind:
+        """Return how a rate or a cost came about."""
+        return self.kinds.get(name, "measured")
+
+    @property
+    def known(self) -> list[str]:
+        """Return the names of the rates and costs that the profile has."""
+        rates = [name for name in RATE_NAMES if getattr(self.rates, name) is not None]
+        return rates + [name for name in COST_NAMES if getattr(self.costs, name)]
 
     def rate(self, name: str) -> float:
         """Return a rate that is one number.
@@ -211,8 +221,13 @@ def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Mac
     except ValidationError as error:
         known = [item.name for kind in (Machine, Rates, Costs) for item in dataclasses.fields(kind)]
         raise MachineError(f"{source}: {explain(error, known)}") from None
-    if unknown := [name for name in machine.kinds if name not in RATE_NAMES]:
-        raise MachineError(f"{source}: kinds.{unknown[0]}: there is no such rate")
+    if unknown := [name for name in machine.kinds if name not in RATE_NAMES + COST_NAMES]:
+        raise MachineError(f"{source}: kinds.{unknown[0]}: there is no such rate or cost")
+    if machine.costs.hooks_s > machine.costs.launch_s:
+        raise MachineError(
+            f"{source}: costs.hooks_s = {machine.costs.hooks_s:g}: it is a part of costs.launch_s "
+            f"({machine.costs.launch_s:g}) and cannot be more"
+        )
     if machine.gpus and machine.device_memory_bytes is None:
         raise MachineError(f"{source}: device_memory_bytes is missing: of one GPU, in bytes")
     return machine

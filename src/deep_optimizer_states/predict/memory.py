@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deep_optimizer_states.core.host import HEADROOM, bytes_of_gradients
-from deep_optimizer_states.core.plan import Tile
+from deep_optimizer_states.core.plan import Tile, choose_resident_subgroups
 from deep_optimizer_states.core.schedule import (
     NUM_OUTBOXES,
     NUM_SLOTS,
@@ -22,7 +22,7 @@ from deep_optimizer_states.core.schedule import (
 )
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import FP32_BYTES
-from deep_optimizer_states.predict.workload import BYTES, Workload
+from deep_optimizer_states.predict.workload import AUTO, BYTES, Workload
 from deep_optimizer_states.units import GIB, MIB
 
 FP64_BYTES = 8
@@ -469,7 +469,9 @@ def _stock_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
 def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     """Arrays that this package's engine holds for the update of stage 3."""
     numel = sum(of.subgroups)
-    resident = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups)
+    homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)
+    resident = sum(of.subgroups[idx] for idx in homes)
+    stays = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups - homes)
     gradients = bytes_of_gradients(of.sum_bytes, of.accumulation) * numel
     yield Array("master weights", of.master_bytes * (numel - resident), HOST, READY)
     yield Array("moments", of.moments_bytes * (numel - resident), HOST, READY)
@@ -478,6 +480,31 @@ def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     yield Array("gradient's slice, set aside", part, DEVICE, frozenset({M.KEPT}))
     yield from _tiles_under_way(of, of.weight_bytes, has_gpu)
     yield _resident_state(of, resident)
+    yield Array("state kept on the device", float(_kept_bytes(of) * stays), DEVICE, LATER)
+
+
+def with_device_share(of: Workload, machine: Machine) -> Workload:
+    """Return a workload with the share of state that stays on the device while there is room.
+
+    A tenth of the device is left alone, and what a rank takes there without such state.
+    """
+    if not (of.device_memory_bytes and of.software is None and of.stage == 3 and machine.gpus):
+        return of
+    assert machine.device_memory_bytes is not None
+    alone = dataclasses.replace(of, device_memory_bytes=0, device_share=0.0)
+    peak = peaks_of(alone, True).train.device_bytes
+    room = GRADS_HEADROOM * machine.device_memory_bytes - peak
+    if of.device_memory_bytes != AUTO:
+        room = min(room, float(of.device_memory_bytes))
+    homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)
+    numel = sum(n for idx, n in enumerate(of.subgroups) if idx not in homes)
+    share = room / (_kept_bytes(of) * numel) if numel else 0.0
+    return dataclasses.replace(of, device_share=min(1.0, max(0.0, share)))
+
+
+def _kept_bytes(of: Workload) -> int:
+    """Return the bytes of a parameter's state with its gradient."""
+    return of.state_bytes + of.weight_bytes
 
 
 def _resident_state(of: Workload, numel: int) -> Array:

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.core.policies import BOTH, CPU_ALONE
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory import Memory, memory_of, shortages
+from deep_optimizer_states.predict.memory import (
+    Memory,
+    memory_of,
+    shortages,
+    with_device_share,
+)
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulated_update import UpdateRun, rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
@@ -83,6 +88,7 @@ class Prediction:
     binding: str  # what the update phase waits for
     bound_s: float  # no schedule on this machine is faster than this, an iteration
     policy: str  # who updates what, in words
+    device_share: float = 0.0  # of the state, what stays on the device from step to step
 
     @property
     def fits(self) -> bool:
@@ -122,6 +128,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
             it; names field and value.
     """
     _refuse_unknown(workload)
+    workload = with_device_share(workload, machine)
     if _is_open(workload):
         choice = _open_choice(workload, machine)
         words = choice.explanation
@@ -153,6 +160,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
         binding=binding,
         bound_s=min(total, both((phases.computed_s, bound_update))),
         policy=words,
+        device_share=workload.host_share * workload.device_share,
     )
 
 
@@ -224,7 +232,7 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
     flops_per_s = machine.rate("device_flops_per_s") * free
     stream = machine.rate("device_stream_bytes_per_s") * free
     costs, model = machine.costs, workload.model
-    layer = _layer_s(workload, flops_per_s, stream) + costs.launch_s
+    layer = _layer_s(workload, flops_per_s, stream) + launch_s(workload, machine)
     logits = workload.tokens * model.padded_vocab_size(workload.tp) / workload.tp
     head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
     whole = workload.numel * workload.weight_bytes
@@ -235,7 +243,8 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
     computed = model.layers * layer + head + gathered
     forward = max(computed, gather) + model.layers * costs.layer_s * is_cut
     again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
-    computed_back = model.layers * layer * again + LAYERS_BACK * head + gathered
+    layer_back = layer * again + (costs.grads_s if workload.stage in (1, 2) else 0.0)
+    computed_back = model.layers * layer_back + LAYERS_BACK * head + gathered
     times = workload.accumulation
     passes = GRAD_PASSES * times if workload.stage >= 2 else GRAD_PASSES + SUM_PASSES * (times - 1)
     computed_back = times * computed_back + passes * whole / stream
@@ -254,6 +263,14 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
         flush_s=flush,
         outside_s=costs.iteration_s + times * costs.micro_batch_s + outside_more_s,
     )
+
+
+def launch_s(workload: Workload, machine: Machine) -> float:
+    """Return what a layer costs in every pass however few tokens there are.
+
+    ZeRO-3's hooks run around every module; stages 0 to 2 have none of them.
+    """
+    return machine.costs.launch_s - (0.0 if workload.stage == 3 else machine.costs.hooks_s)
 
 
 def _layer_s(workload: Workload, flops_per_s: float, stream: float) -> float:
@@ -299,7 +316,7 @@ def _gather_s(workload: Workload, machine: Machine) -> float:
 
 def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     """Return what gradients add to backward on their way to host memory."""
-    numel = sum(workload.subgroups) * workload.host_share
+    numel = sum(workload.subgroups) * workload.passing_share
     if not machine.gpus or not numel:
         return 0.0
     if workload.stage < 3:
@@ -352,7 +369,7 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
             every iteration, whenever that is.
     """
     rank = rank_of(workload, machine)
-    numel, weight = sum(workload.subgroups) * workload.host_share, workload.weight_bytes
+    numel, weight = sum(workload.subgroups) * workload.passing_share, workload.weight_bytes
     state, keeps = workload.state_bytes, workload.stage == 3 and workload.keeps_device_grads
     grad = 0 if machine.gpus and keeps else workload.final_grad_bytes
     to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)

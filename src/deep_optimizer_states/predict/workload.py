@@ -21,6 +21,7 @@ from deep_optimizer_states.toml_io import did_you_mean
 PLUGIN = "plugin"
 """Name of this package's engine."""
 POLICIES = tuple(policies.POLICIES)
+AUTO = "auto"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": FP32_BYTES}
 PLACES = ("none", "cpu", "nvme")
 KNOWN_VALUES: dict[str, Sequence[object]] = {
@@ -123,6 +124,10 @@ class Workload:
     just_in_time_forward: bool = True  # the forward runs while the update ends
     # 16-bit gradients of what the device updates stay there, if its memory has room for them.
     keeps_device_grads: bool = True
+    # Device memory in which state stays from step to step, with its gradients, at stage 3: bytes,
+    # or auto for what forward and backward leave; its place in host memory is kept.
+    device_memory_bytes: float | str = 0
+    device_share: float = 0.0  # share of the state in host memory that stays there, as it follows
     # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
 
@@ -142,6 +147,9 @@ class Workload:
                 f"offload_ratio = {self.offload_ratio!r}: the share of the optimizer state in host "
                 "memory, from 0 (all on the GPU) to 1 (all on the host)"
             )
+        room = self.device_memory_bytes
+        if room != AUTO and (isinstance(room, str) or room < 0):
+            raise WorkloadError(f"device_memory_bytes = {room!r}: give bytes, or '{AUTO}'")
         if not 0.0 <= self.hog_share < 1.0:
             raise WorkloadError(f"hog_share = {self.hog_share!r}: from 0 to below 1")
         for name in ("heads", "kv_heads", "ffn"):
@@ -191,6 +199,11 @@ class Workload:
     def host_share(self) -> float:
         """Return the share of the optimizer state that is not on the device."""
         return self.offload_ratio if self.optimizer_at != "none" else 0.0
+
+    @property
+    def passing_share(self) -> float:
+        """Return the share of the optimizer state that an update reads and writes on the host."""
+        return self.host_share * (1.0 - self.device_share)
 
     @property
     def state_bytes(self) -> int:
@@ -261,8 +274,9 @@ class Workload:
 
     def schedule_with(self, separate: Iterable[Tile]) -> Schedule:
         """Return the tiles where some runs of elements get tiles of their own."""
+        ratio = self.offload_ratio * (1.0 - self.device_share)
         schedule = Schedule.make(
-            self.subgroups, self.policy, self.stride, self.offload_ratio, self.tile_numel, separate
+            self.subgroups, self.policy, self.stride, ratio, self.tile_numel, separate
         )
         return dataclasses.replace(schedule, weights_on_host=self.weights_on_host)
 

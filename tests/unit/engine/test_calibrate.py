@@ -252,7 +252,11 @@ def test_costs_of_a_layer_are_assumed_and_said_to_be_where_there_is_a_gpu(
     monkeypatch.setattr(cli, "measure", lambda found: fields)
     path = tmp_path / "m.toml"
     assert cli.main(["-o", str(path)]) == 0
-    assert (load_machine(path).costs == load_machine("h200x1").costs) == bool(gpus)
+    profile = load_machine(path)
+    assert (profile.costs == load_machine("h200x1").costs) == bool(gpus)
+    assert {profile.kind(name) for name in ("launch_s", "hooks_s")} == {
+        "assumed" if gpus else "measured"
+    }
     assert ("# Costs are assumed: " in path.read_text()) == bool(gpus)
 
 

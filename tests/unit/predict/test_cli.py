@@ -24,7 +24,7 @@ def test_it_prints_what_is_predicted(capsys):
     expected = predict(Workload(load_model("13B")[0], STOCK, dp=4), load_machine("h100x4"))
     for name in ("iteration", "forward", "backward", "update"):
         assert f"{getattr(expected, f'{name}_s'):.3f} s" in out
-    for words in ("predicted, not run", "update bound by host Adam", "fits", "GiB", "6 fitted"):
+    for words in ("predicted, not run", "update bound by host Adam", "fits", "GiB", "10 fitted"):
         assert words in out
     assert "fit: 55 rows" in out  # how far the profile can be trusted
 
@@ -45,6 +45,27 @@ def test_every_option_reaches_the_workload():
         activation_checkpointing=False, materialized_attention=False, dtype="fp16",
         weights_at="cpu",
     )  # fmt: skip
+
+
+def test_what_limits_and_what_would_gain_is_told_where_it_is_asked_for(capsys):
+    words = ("--model", "7B", "--machine", "h200x1", "--engine", "stock", "--flash-attention")
+    assert plan(*words) == 0
+    assert "what limits" not in capsys.readouterr().out
+    assert plan(*words, "--explain") == 0
+    told = capsys.readouterr().out.partition("what limits each phase\n")[2].splitlines()
+    assert [line.split()[0] for line in told[:3]] == ["forward", "backward", "update"]
+    assert told[3] == "what would gain, one change at a time"
+    assert " less a sample: the plugin (" in told[4]
+
+
+def test_below_stage_3_subgroups_are_tiles_and_room_is_given_in_gib():
+    flat = workload_of("--model", "7B", "--stage", "2")
+    assert (flat.stage, flat.subgroup_numel) == (2, flat.tile_numel)
+    assert workload_of("--model", "7B").subgroup_numel == 10**8
+    for words, room in (("auto", "auto"), ("2", 2.0 * 2**30)):
+        assert workload_of("--model", "7B", "--device-memory", words).device_memory_bytes == room
+    with pytest.raises(SystemExit):
+        workload_of("--model", "7B", "--device-memory", "most")
 
 
 def workload_of(*words, machine="h100x4"):

@@ -52,9 +52,9 @@ engine=stock weights_at=cpu | 0.1491 0.3626 0.6752 0 0.3093 39.32 6.875 0
 engine=stock-0.13 accumulation=4 | 0.5964 2.69 0.8943 0 0.3 38.16 9.85 0
 engine=stride-0.13 accumulation=8 | 1.303 2.779 0.5085 0 0.3 45.68 11.68 0
 engine=stride-0.13 micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3 45.68 20.3 0
-machine=cpu-only engine=stock dp=1 dtype=fp32 | 220.4 665.1 6.406 0 3.43 151.7 0 0
-machine=cpu-only model=tiny dp=1 policy=auto | 0.01295 0.03988 0.004873 0 0.003395 0.6752 0 0
-machine=cpu-only dp=1 policy=all-host | 217.4 650.7 3.803 0 2.846 100.2 0 0
+machine=cpu-only engine=stock dp=1 dtype=fp32 | 220.7 665.5 6.406 0 3.43 151.7 0 0
+machine=cpu-only model=tiny dp=1 policy=auto | 0.04695 0.08908 0.004873 0 0.003395 0.6752 0 0
+machine=cpu-only dp=1 policy=all-host | 217.7 651.1 3.803 0 2.846 100.2 0 0
 machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.516 0.2042 2.311 220.2 68.58 30.65
 policy=auto micro_batch_size=8 | 0.5916 1.664 0.3924 0.3623 0.2498 26.46 22.85 2.974
 accumulation=4 | 0.5964 1.389 0.275 0.09921 0.2498 29.43 14.23 2.974
@@ -76,13 +76,13 @@ policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09921 0.
 gather_bytes_per_s=1e9 | 8.958 17.85 0.275 0.09921 0.2498 26.46 14.23 2.974
 host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.367 0.105 0.3569 26.46 14.23 2.974
 host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.019 0.09921 1.785 26.46 14.23 2.974
-engine=stock stage=0 optimizer_at=none | 0.1013 0.4219 0.0661 0 0 5.369 119.6 0
-engine=stock stage=1 optimizer_at=none | 0.1013 0.4219 0.06114 0 0 5.369 47.98 0
-engine=stock stage=2 optimizer_at=none overlaps=True | 0.1013 0.3327 0.06114 0 0 5.369 42.29 0
-engine=stock stage=1 accumulation=4 | 0.4053 1.499 0.8452 0 0.3139 39.28 26.5 0
-engine=stock stage=2 accumulation=4 | 0.4053 2.281 0.8452 0 0.3139 43.57 15.6 0
+engine=stock stage=0 optimizer_at=none | 0.07893 0.3547 0.0661 0 0 5.369 119.6 0
+engine=stock stage=1 optimizer_at=none | 0.07893 0.3643 0.06114 0 0 5.369 47.98 0
+engine=stock stage=2 optimizer_at=none overlaps=True | 0.07893 0.2751 0.06114 0 0 5.369 42.29 0
+engine=stock stage=1 accumulation=4 | 0.3157 1.269 0.8452 0 0.3139 39.28 26.5 0
+engine=stock stage=2 accumulation=4 | 0.3157 2.051 0.8452 0 0.3139 43.57 15.6 0
 engine=stock optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7 0
-stage=2 policy=stride stride=2 | 0.1013 0.5538 0.3754 0 0.2657 29.84 17.21 0
+stage=2 policy=stride stride=2 | 0.07893 0.4962 0.3754 0 0.2657 29.84 17.21 0
 masters=bf16 moments=bf16 | 0.1491 0.3515 0.1537 0.09921 0.1484 17.53 13.63 2.974
 engine=stock activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
 engine=stock bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3 35.03 10.78 0

@@ -1,0 +1,115 @@
+"""What limits a phase, what a change of settings gains, and state that stays on the device."""
+
+import dataclasses
+
+import pytest
+
+from deep_optimizer_states.predict.limits import HOST_WORK, changes_of, limits_of
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.memory import (
+    CONTEXT_BYTES,
+    HEADROOM,
+    memory_of,
+    with_device_share,
+)
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.predict import phases_of, predict
+from deep_optimizer_states.predict.workload import STOCK, Workload, WorkloadError
+
+H200 = load_machine("h200x1")
+
+
+def of(model="1.3B", software=None, **fields):
+    given = {"materialized_attention": False, "activation_checkpointing": False, **fields}
+    return Workload(load_model(model)[0], software, **given)
+
+
+def costing(**seconds):
+    return dataclasses.replace(H200, costs=dataclasses.replace(H200.costs, **seconds))
+
+
+@pytest.mark.parametrize(
+    ("cost", "stages"), [("hooks_s", (1, 2)), ("layer_s", (3,)), ("grads_s", (1, 2))]
+)
+def test_host_work_of_a_layer_depends_on_the_stage(cost, stages):
+    """ZeRO-3 gathers each module's weights, stages 1 and 2 put gradients into buckets."""
+    without = costing(**{cost: 0.0})
+    for stage in (1, 2, 3):
+        now, then = (phases_of(of(stage=stage), machine) for machine in (H200, without))
+        differs = (now.forward_s, now.backward_s) != (then.forward_s, then.backward_s)
+        assert differs == (stage in stages), stage
+    layers, none = of().model.layers, phases_of(of(stage=2), costing(hooks_s=0.0))
+    saved = none.forward_s - phases_of(of(stage=2), H200).forward_s
+    assert saved == pytest.approx(layers * H200.costs.hooks_s)
+
+
+def test_a_phase_is_limited_by_what_takes_most_of_it():
+    few, many = (limits_of(of(micro_batch_size=n), H200) for n in (1, 64))
+    assert few["forward"][0] == few["backward"][0] == HOST_WORK
+    assert many["forward"][0] == many["backward"][0] == "matrix products"
+    flat = limits_of(of("7B", STOCK, stage=2), H200)
+    assert flat["backward"][0] == "copies to and from host memory"
+    forward = phases_of(of(), H200).forward_s
+    hooks = of().model.layers * (H200.costs.launch_s + H200.costs.layer_s)
+    assert few["forward"][1] == pytest.approx(hooks)
+    assert few["forward"][1] < forward
+
+
+def test_changes_are_predicted_as_if_they_had_been_made():
+    workload = of(software=STOCK)
+    now = predict(workload, H200)
+    changes = changes_of(workload, H200, now)
+    found = {change.words: change for change in changes}
+    assert {"the plugin", "ZeRO stage 2", "micro-batch 2"} <= found.keys()
+    assert [c.gain for c in changes] == sorted((c.gain for c in changes), reverse=True)
+    ours = predict(dataclasses.replace(workload, software=None, policy="auto"), H200)
+    assert found["the plugin"].prediction == ours
+    twice = found["micro-batch 2"]
+    assert twice.gain == pytest.approx(1 - twice.prediction.iteration_s / 2 / now.iteration_s)
+
+
+def test_a_change_that_does_not_fit_or_does_not_gain_is_not_named():
+    workload = of(keeps_device_grads=False)
+    once, twice = (
+        memory_of(dataclasses.replace(workload, micro_batch_size=n), H200).device_bytes
+        for n in (1, 2)
+    )
+    for device_bytes, is_named in ((once + twice) / 2, False), (2 * twice, True):
+        room = (device_bytes + CONTEXT_BYTES) / HEADROOM
+        machine = dataclasses.replace(H200, device_memory_bytes=room)
+        now = predict(workload, machine)
+        words = [change.words for change in changes_of(workload, machine, now)]
+        assert now.fits
+        assert ("micro-batch 2" in words) is is_named
+    same = costing(leaf_hooks_s=H200.costs.hooks_s)
+    for machine, is_named in ((H200, True), (same, False)):
+        changes = changes_of(workload, machine, predict(workload, machine))
+        assert any("leaf" in change.words for change in changes) is is_named
+
+
+@pytest.mark.parametrize("gib", [30, 40, 60, 140])
+def test_state_stays_on_the_device_as_far_as_there_is_room(gib):
+    """The share is (0.9 M - P) / 14 N, and none of it leaves its place in host memory."""
+    machine = dataclasses.replace(H200, device_memory_bytes=gib * 2**30)
+    workload = of("7B", device_memory_bytes="auto")
+    without = predict(dataclasses.replace(workload, device_memory_bytes=0), machine)
+    kept, numel = without.memory.device_grads_bytes, sum(workload.subgroups)
+    peak = without.memory.device_bytes - kept + CONTEXT_BYTES
+    share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (14 * numel))
+    assert with_device_share(workload, machine).device_share == pytest.approx(share, rel=1e-6)
+    got = predict(workload, machine)
+    assert got.device_share == pytest.approx(share, rel=1e-6)
+    assert got.iteration_s <= without.iteration_s + 1e-9
+    assert (got.update_s < without.update_s / 5) == (share == 1)
+    assert got.memory.device_bytes + CONTEXT_BYTES <= 0.9 * machine.device_memory_bytes
+    assert got.memory.host_bytes == pytest.approx(without.memory.host_bytes, rel=0.01)
+
+
+def test_a_limit_in_bytes_is_kept_and_none_stays_at_other_stages_and_engines():
+    some = with_device_share(of("7B", device_memory_bytes=14e9), H200).device_share
+    assert some == pytest.approx(1e9 / sum(of("7B").subgroups))
+    for other in (of("7B", stage=2), of("7B", STOCK)):
+        given = dataclasses.replace(other, device_memory_bytes="auto")
+        assert predict(given, H200) == predict(other, H200)
+    with pytest.raises(WorkloadError, match="device_memory_bytes = 'most': give bytes, or 'auto'"):
+        of(device_memory_bytes="most")
