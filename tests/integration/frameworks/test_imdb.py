@@ -59,6 +59,7 @@ def test_our_strategy_trains_and_leaves_its_record(tmp_path):
     assert len({row["grad_norm"] for row in rows}) == 3
     assert None not in (end["weights_sha256"], end["optimizer_sha256"])
     assert 0.3 < end["test_accuracy"] < 1
+    assert end["test_error"] == pytest.approx(1 - end["test_accuracy"])
     # Lightning's own logger and its monitor of rates write beside.
     with (path.parent / "loggers" / "csv" / "metrics.csv").open() as file:
         entries = list(csv.DictReader(file))

@@ -147,7 +147,7 @@ def test_the_rate_falls_to_six_tenths_after_every_epoch(encoder):
 
 def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
     """Two micro-batches an update: the clock ticks once at every look at it."""
-    ticks, written = iter(range(1000)), []
+    ticks, written, evaluated = iter(range(1000)), [], []
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
@@ -155,8 +155,13 @@ def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
         num_training_batches=4,
         model=None,
         optimizers=[SimpleNamespace(param_groups=[{"lr": 1.0}])],
+        callback_metrics={"validation_loss": torch.tensor(0.5), "validation_accuracy": 0.75},
     )
-    recorder = SimpleNamespace(timer=lambda *_: None, iteration=written.append)
+    recorder = SimpleNamespace(
+        timer=lambda *_: None,
+        iteration=written.append,
+        evaluation=lambda *told: evaluated.append(told),
+    )
     timing = Recording(recorder)
     timing.on_train_epoch_start(trainer, None)
     for batch in range(4):
@@ -169,6 +174,8 @@ def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
     assert [iteration.seconds for iteration in written] == timing.iterations_s
     assert len(timing.epochs_s) == 1
     assert timing.epochs_s[0] >= sum(timing.iterations_s)
+    timing.on_validation_end(trainer, None)
+    assert evaluated == [(2, 0.5, 0.75)]
 
 
 @pytest.mark.parametrize(
