@@ -10,6 +10,7 @@ import datetime
 import functools
 import gc
 import hashlib
+import inspect
 import os
 import sys
 import tempfile
@@ -25,11 +26,12 @@ import torch
 from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import utils as zero_utils
-from deepspeed.utils import numa
+from deepspeed.utils import numa, nvtx
 from gathers import wait_for_every_gather
 from late import late
 from packaging.version import Version
 from seams import EmulatedDevice, Faults, steppers
+from torch.autograd import function
 from torch.utils.checkpoint import checkpoint
 
 RANK, NUM_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -530,6 +532,10 @@ def _make_engines_cheaper():
     """Ask once in this process what DeepSpeed asks for every engine, and leave what it frees."""
     # To learn the NUMA nodes takes a process three times.
     numa.get_numa_cores = functools.cache(numa.get_numa_cores)
+    # A function's signature is asked for at every call that backward goes through, and each of
+    # DeepSpeed's own marks a range for a profiler that nobody runs.
+    function.inspect = types.SimpleNamespace(signature=functools.cache(inspect.signature))
+    nvtx.enable_nvtx = False
     # For every engine all objects that there are would be looked through for garbage.
     zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)
     gc.freeze()
