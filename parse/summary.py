@@ -32,7 +32,7 @@ def _rows(run: Run, row: dict[str, Any]) -> Iterator[tuple[str, str]]:
             about = f" (median of {row['timed_iterations']})" if phase == "iteration" else ""
             yield phase.replace("_", " "), f"{median_ms:,.1f} ms{about}"
     rates = {
-        "tokens/s": _tokens_per_s(run, row),
+        "tokens/s": row.get("tokens_per_s"),
         "samples/s": row.get("samples_per_s"),
         "TFLOP/s a rank": row.get("tflops"),
     }
@@ -49,12 +49,3 @@ def _rows(run: Run, row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "peak memory", ", ".join(known)
     files = sorted(path.name for path in run.log.path.parent.glob("*.json*"))
     yield "files", f"its log, {', '.join(files)}"
-
-
-def _tokens_per_s(run: Run, row: dict[str, Any]) -> float | None:
-    """Tokens of an iteration over its median time, where every sample is as long."""
-    last = run.log.iterations[-1] if run.log.iterations else None
-    tokens, median_ms = last and last.event.get("tokens"), row.get("iteration_median_ms")
-    if last is None or not isinstance(tokens, int) or not median_ms:
-        return None
-    return 1000.0 * tokens / last.iteration / float(median_ms)

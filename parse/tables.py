@@ -62,12 +62,12 @@ def run_columns(study: Study) -> list[str]:
     ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
     parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
-    over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
-    of the run's last evaluation, ``checkpoint_stall_ms`` is the median time that training stood
-    still for a checkpoint, ``checkpoint_lost_ms`` that and what the iterations up to the next one
-    took longer than those before the first. ``point`` is the same in repeats of one point, as
-    ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
-    the run was started. A switch that is on is 1.
+    over the median iteration, ``tokens_per_s`` its tokens, ``tflops`` the median of what the log
+    prints. ``validation_*`` are of the run's last evaluation, ``checkpoint_stall_ms`` is the median
+    time that training stood still for a checkpoint, ``checkpoint_lost_ms`` that and what the
+    iterations up to the next one took longer than those before the first. ``point`` is the same in
+    repeats of one point, as ``comparisons.csv`` takes them together. ``busy`` says what else used
+    the machine just before the run was started. A switch that is on is 1.
     """
     own = engine_fields(study)
     columns = [
@@ -217,6 +217,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "repeat": run.repeat,
         "update_rate": _per_second(log.parameters, medians["update_ms"]),
         "samples_per_s": _per_second(settings.get("global_batch_size"), medians["iteration_ms"]),
+        "tokens_per_s": _per_second(_tokens(run), medians["iteration_ms"]),
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         "busy": run.busy,
@@ -227,6 +228,13 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
     }
     said = {name: as_number(end.get(name)) for name in run.study.results}
     return {**row, **{name: value for name, value in said.items() if row.get(name) is None}}
+
+
+def _tokens(run: Run) -> int | None:
+    """Return the tokens of an iteration, where every sample is as long."""
+    last = run.log.iterations[-1] if run.log.iterations else None
+    tokens = last.event.get("tokens") if last else None
+    return tokens // last.iteration if last and isinstance(tokens, int) else None
 
 
 def _checkpoints(run: Run, skipped: int) -> dict[str, float | None]:

@@ -78,3 +78,18 @@ def test_a_run_is_summed_up_in_ten_lines(write_log, recipe, tmp_path):
     assert found[-1] == "  files        its log, monitor.jsonl, run.json"
     assert len(found) <= 10
     assert summary(tmp_path / "none.log") == []
+
+
+def test_tokens_a_second_are_those_of_an_iteration_over_its_median(write_log, recipe):
+    """The trainer counts them up; a study names the column in its results."""
+    log = write_log("run/log.log", text=recipe().text())
+    with log.with_name("metrics.jsonl").open("w") as metrics:
+        print(json.dumps({"event": "start"}), file=metrics)
+        for number, loss in enumerate(recipe().losses, 1):
+            line = {"iteration": number, "tokens": 128 * number, "loss": loss}
+            print(json.dumps({"event": "iteration", **line}), file=metrics)
+    [line] = [line for line in summary(log) if line.startswith("  rate")]
+    tokens, samples = (
+        float(rate.split()[0]) for rate in line.removeprefix("  rate").split(",")[:2]
+    )
+    assert tokens / samples == pytest.approx(128 / 2, rel=1e-3)
