@@ -245,7 +245,7 @@ def make_engine(width: int, layers: int, block: dict[str, Any]) -> Any:
 
 
 def _equal(made: dict[str, Any]) -> dict[str, bool]:
-    found = {name: _trained(engine) for name, engine in made.items()}
+    found = {name: trained_state(engine) for name, engine in made.items()}
     stock = found.pop("stock")
     return {
         name: len(ours) == len(stock) and all(map(torch.equal, ours, stock))
@@ -253,7 +253,8 @@ def _equal(made: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _trained(engine: Any) -> list[torch.Tensor]:
+def trained_state(engine: Any) -> list[torch.Tensor]:
+    """Return what training has changed of an engine: master weights and moments."""
     groups = read_state(engine)
     return [each for group in groups for part in vars(group).values() for each in part]
 

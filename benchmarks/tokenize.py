@@ -127,7 +127,7 @@ def _repeated(source: Path, target: Path, num_bytes: int) -> int:
     return written
 
 
-def _side(arguments: argparse.Namespace, side: str, text: Path) -> dict[str, Any]:
+def measure_side(arguments: argparse.Namespace, side: str, text: Path) -> dict[str, Any]:
     """Run one side in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         try:
@@ -190,7 +190,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         results: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
         for _ in range(arguments.repeats):
             for side in RUNS:
-                results[side].append(_side(arguments, side, text))
+                results[side].append(measure_side(arguments, side, text))
     written = {one["digests"] for ones in results.values() for one in ones}
     if len(written) > 1:
         raise BenchmarkError("the two sides wrote different files: no figure")

@@ -312,7 +312,8 @@ def _merge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _web() -> Any:
+def web_steps() -> Any:
+    """Return the module of the recipe, whose packages may be missing."""
     try:
         from dataset import web
     except ImportError as error:
@@ -323,7 +324,7 @@ def _web() -> Any:
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    web = _web()
+    web = web_steps()
     cleaning = web.Cleaning(
         arguments.language, arguments.min_words, arguments.min_chars, arguments.near_duplicates
     )
@@ -335,7 +336,7 @@ def _decontaminate(arguments: argparse.Namespace) -> int:
 
     files = find(arguments.evaluation, flag="--evaluation")
     evaluation = Reading(files, tuple(arguments.evaluation_keys), "line")
-    return _recipe(arguments, _web().decontaminate, evaluation)
+    return _recipe(arguments, web_steps().decontaminate, evaluation)
 
 
 def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:
@@ -345,11 +346,11 @@ def _recipe(arguments: argparse.Namespace, run: Any, how: Any) -> int:
     counts: Mapping[str, int] = run(
         find(arguments.input), arguments.json_key, output, _workers(arguments), how
     )
-    damaged = [name for name in sorted(counts) if name.startswith(_web().DAMAGED)]
+    damaged = [name for name in sorted(counts) if name.startswith(web_steps().DAMAGED)]
     for name, number in sorted(counts.items()):
         if name not in damaged:
             complain(f"{name:28} {number:>12,}")
     _say(f"{output}/*.jsonl.gz")
     for name in damaged:
-        complain(f"dataset {arguments.command}: {name.removeprefix(_web().DAMAGED)}")
+        complain(f"dataset {arguments.command}: {name.removeprefix(web_steps().DAMAGED)}")
     return FOUND_DAMAGE if damaged else 0

@@ -170,7 +170,7 @@ def run(job: Preparation, say: Say) -> Finished:
         _require_unchanged(job)
         say(f"joining {len(facts):,} parts")
         manifests = _join(job, facts, tokenizer, _damaged_files(job, facts))
-        _list_bad_lines(job, facts)
+        list_bad_lines(job, facts)
         _clear(job.work_folder)
     return Finished(manifests, facts)
 
@@ -318,7 +318,8 @@ def _damaged_files(job: Preparation, facts: list[Facts]) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
-def _list_bad_lines(job: Preparation, facts: list[Facts]) -> None:
+def list_bad_lines(job: Preparation, facts: list[Facts]) -> None:
+    """Write down which lines were no documents, if any were not."""
     if not any(one.num_bad for one in facts):
         return
     path = job.bad_lines_path

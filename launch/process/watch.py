@@ -47,6 +47,7 @@ QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
 """States of a process that runs no handler: stopped, traced, uninterruptible, dead."""
+_PROC = Path("/proc")
 _END_OF_LINE = re.compile(rb"[\r\n]+")
 _ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*(\d+\.?\d*)")
 
@@ -238,7 +239,7 @@ def dump_stacks(processes: Iterable[psutil.Process], log: Path) -> None:
     """
     for process in processes:
         state = _status_field(process.pid, "State") or "unknown"
-        channel = _proc_text(f"{process.pid}/wchan").strip()
+        channel = _text_of(_PROC / f"{process.pid}/wchan").strip()
         waits = f", waits in {channel}" if channel not in ("", "0") else ""
         head = f"{_name(process)}: state {state}{waits}"
         if state[0] in _CANNOT_ANSWER:
@@ -286,23 +287,26 @@ def _name(process: psutil.Process) -> str:
 
 
 def _status_field(pid: int, name: str) -> str:
-    match = re.search(rf"^{name}:\s*(.*)$", _proc_text(f"{pid}/status"), re.MULTILINE)
+    match = re.search(rf"^{name}:\s*(.*)$", _text_of(_PROC / f"{pid}/status"), re.MULTILINE)
     return match[1] if match else ""
 
 
-def _proc_text(name: str) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return Path("/proc", name).read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def count_oom_kills() -> int | None:
+def count_oom_kills(proc: Path = _PROC) -> int | None:
     """Return the processes that the kernel's out-of-memory killer took on this machine so far.
 
     The evidence behind ``oom-host``; None where the kernel does not count.
+
+    Args:
+        proc: The kernel's folder, or one with a ``vmstat`` of the same form.
     """
-    match = re.search(r"^oom_kill (\d+)$", _proc_text("vmstat"), re.MULTILINE)
+    match = re.search(r"^oom_kill (\d+)$", _text_of(proc / "vmstat"), re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -149,12 +149,12 @@ class MegatronDeepSpeed(Trainer):
         return config
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        flags = megatron_flags(point, folder, data_prefix, runs_on_gpu(point, _machine()))
+        flags = megatron_flags(point, folder, data_prefix, runs_on_gpu(point, this_machine()))
         words = (str(self.megatron_dir), *flags, *self.more_flags)
         return Program(str(_SCRIPT), words, is_module=False)
 
     def environment(self, point: Point) -> dict[str, str]:
-        return {} if runs_on_gpu(point, _machine()) else {"DS_ACCELERATOR": "cpu"}
+        return {} if runs_on_gpu(point, this_machine()) else {"DS_ACCELERATOR": "cpu"}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
         found = (_CONSUMED.search(line) for line in last_lines(folder.log, 2000, 2**20))
@@ -162,7 +162,7 @@ class MegatronDeepSpeed(Trainer):
         return consumed >= point.iterations * point.global_batch_size
 
 
-_machine: Callable[[], Host] = functools.cache(probe_machine)
+this_machine: Callable[[], Host] = functools.cache(probe_machine)
 """Asked once: it may start a process that loads torch."""
 
 

@@ -74,7 +74,7 @@ def test_no_ratio_where_the_bits_differ():
 
 
 def test_engines_are_equal_that_have_all_of_stocks_state(monkeypatch):
-    monkeypatch.setattr(host_worker, "_trained", lambda state: list(map(torch.tensor, state)))
+    monkeypatch.setattr(host_worker, "trained_state", lambda state: list(map(torch.tensor, state)))
     made = {"stock": [1.0, 2.0], "same": [1.0, 2.0], "other": [1.0, 3.0], "less": [1.0]}
     assert host_worker._equal(made) == {"same": True, "other": False, "less": False}
 

@@ -56,7 +56,7 @@ def test_wrong_values_are_said_in_a_line(given, flags, said, monkeypatch):
     def side(*_):
         raise AssertionError("started before the command line was checked")
 
-    monkeypatch.setattr(tokenize, "_side", side)
+    monkeypatch.setattr(tokenize, "measure_side", side)
     with pytest.raises(ConfigError) as refused:
         tokenize.main([*given, *flags])
     assert said in str(refused.value)
@@ -67,7 +67,7 @@ def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     arguments = tokenize._parser().parse_args(given)
     with pytest.raises(DatasetError, match="no such file"):
-        tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
+        tokenize.measure_side(arguments, "ours", tmp_path / "gone.jsonl")
 
 
 NO_TOKENIZER = [
@@ -100,7 +100,7 @@ def test_figures_are_told_of_equal_files_alone(given, monkeypatch, capsys, are_e
     def side(_arguments, name, _text):
         return {"seconds": 2.0, "digests": ("" if are_equal else name,), "tokens": 30}
 
-    monkeypatch.setattr(tokenize, "_side", side)
+    monkeypatch.setattr(tokenize, "measure_side", side)
     words = [*given, "--repeats", "2", "--megabytes", "0.001"]
     status = run_command(lambda: tokenize.main(words))
     told = capsys.readouterr()

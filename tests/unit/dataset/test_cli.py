@@ -29,7 +29,7 @@ def test_a_recipe_ends_as_prepare_does_where_a_file_is_damaged(
     tmp_path, monkeypatch, capsys, text, command, damage
 ):
     counts = {"read": 2, "bad lines": 7, **({f"damaged: {damage}": 1} if damage else {})}
-    monkeypatch.setattr("dataset.cli._web", lambda: Recipe(counts))
+    monkeypatch.setattr("dataset.cli.web_steps", lambda: Recipe(counts))
     words = [command, "--input", str(text), "--output", str(tmp_path / "out")]
     more = ["--evaluation", str(text)] if command == "decontaminate" else []
     assert main([*words, *more]) == bool(damage)

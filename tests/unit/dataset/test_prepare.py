@@ -139,7 +139,7 @@ def test_a_full_disk_names_the_file_and_the_same_command_goes_on(text, tmp_path,
 
 def test_a_stop_while_joining_is_gone_on_from(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_list_bad_lines", lambda *_: 1 / 0)
+        patch.setattr(module, "list_bad_lines", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(job(text, tmp_path / "a"))
     for path in (manifest.path_of(tmp_path / "a_text_document"), tmp_path / "manifest.json"):

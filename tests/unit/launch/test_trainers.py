@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(megatron_deepspeed, "_machine", lambda: Host(2**34))
+    monkeypatch.setattr(megatron_deepspeed, "this_machine", lambda: Host(2**34))
 
 
 def test_megatron_gets_the_checkout_and_flags(checkout, folder, monkeypatch):

@@ -223,9 +223,10 @@ def test_a_note_that_cannot_be_written_is_no_error(tmp_path):
 @pytest.mark.parametrize(
     ("text", "count"), [("pgfault 9\noom_kill 3\nswap 1\n", 3), ("pgfault 9\n", None), ("", None)]
 )
-def test_the_kernels_count_of_killed_processes(monkeypatch, text, count):
-    monkeypatch.setattr(module, "_proc_text", lambda name: text if name == "vmstat" else "")
-    assert count_oom_kills() == count
+def test_the_kernels_count_of_killed_processes(tmp_path, text, count):
+    (tmp_path / "vmstat").write_text(text)
+    assert count_oom_kills(tmp_path) == count
+    assert count_oom_kills(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
