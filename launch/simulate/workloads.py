@@ -59,9 +59,8 @@ def workload_of(point: Point, of_paper: bool = False) -> Workload:
     plugin = read_settings(config)
     is_compiled = (config.get("compile") or {}).get("deepcompile")
     _need(not is_compiled, "compile.deepcompile", True, "runs without DeepCompile")
-    for name in ("step_before_norm", "prefetch_memory_bytes"):
-        value = getattr(plugin, name)
-        _need(not value, name, value, "updates that begin once the gradients' norm is known")
+    early, known = plugin.step_before_norm, "updates that begin once the gradients' norm is known"
+    _need(not early, "step_before_norm", early, known)
     rows = point.study.companions.values()
     taken = sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
     workload = workload_of_point(point, hog_share=taken)

@@ -14,7 +14,7 @@ BLOCK = "deep_optimizer_states"
 """Name of the top-level block."""
 
 STEP_BEFORE_NORM = f"{BLOCK}.step_before_norm"
-PREFETCH_MEMORY = f"{BLOCK}.prefetch_memory_bytes"
+DEVICE_MEMORY = f"{BLOCK}.device_memory_bytes"
 
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
@@ -61,17 +61,14 @@ class Settings(BaseModel):
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements, a multiple of 16. No result
     depends on it."""
-    keep_grads_on_device: bool = True
-    """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
-    subgroups that it updates, 2 bytes a parameter. No result depends on it."""
     step_before_norm: bool = False
     """Update a tile during backward, once its gradients are final. Stage 3 only, in bf16 or fp32,
     with ``gradient_clipping`` 0, so that no norm is needed. No result depends on it, but a gradient
     that is not finite ends in an error instead of a skipped step."""
-    prefetch_memory_bytes: Literal["auto"] | NonNegative = 0
-    """Device memory into which master weights and moments may be prefetched during backward, before
-    the norm is known, in bytes; ``auto``: the memory that activations leave; 0: none. Stage 3 only.
-    No result depends on it."""
+    device_memory_bytes: Literal["auto"] | NonNegative = "auto"
+    """Device memory of a rank in which optimizer state may stay from step to step, its gradients
+    beside it, in bytes; ``auto``: what forward and backward leave free, given back when others need
+    it; 0: none. Stage 3 only. No result depends on it."""
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
     more than it shows; 0: the memory that the system reports as free. State that needs more is
@@ -90,10 +87,16 @@ class Settings(BaseModel):
     """Repeat updates 1 and 2, and one in this many, on the CPU for a sample of every tile, and
     compare the bits; ``step()`` waits for those updates. 0: none. No result depends on it."""
 
-    @property
-    def works_in_backward(self) -> bool:
-        """Return whether an update, or a part of one, may begin before the norm is known."""
-        return self.step_before_norm or bool(self.prefetch_memory_bytes)
+    @model_validator(mode="before")
+    @classmethod
+    def _old_names(cls, block: Any) -> Any:
+        for name in ("prefetch_memory_bytes", "keep_grads_on_device"):
+            if isinstance(block, Mapping) and name in block:
+                raise ValueError(
+                    f'"{name}" = {block[name]!r}: "device_memory_bytes" stands for it, a limit of '
+                    'all device memory that state and gradients may take; "auto" is the default'
+                )
+        return block
 
     @model_validator(mode="after")
     def _ratio_has_a_meaning(self) -> Self:

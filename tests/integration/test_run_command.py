@@ -227,7 +227,7 @@ def told_by(num_ranks, done, folder):
     assert INSTALLED in done.stderr
     (line,) = (line for line in done.stdout.splitlines() if USES in line)  # of rank 0 alone
     assert f"{USES} (DeepSpeed {metadata.version('deepspeed')}, ZeRO stage 3): policy " in line
-    assert "step_before_norm off, prefetch_memory_bytes 0" in line
+    assert "step_before_norm off, device_memory_bytes 0" in line
     return [json.loads((folder / f"told.{rank}.json").read_text()) for rank in range(num_ranks)]
 
 

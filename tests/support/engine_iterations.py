@@ -4,18 +4,25 @@ The caller's own work (backward) is queued where the device queues it: it makes 
 that it overwrites right after, and reads the weights until the update may write them.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from engine_updates import GROUP, make_executor, make_scalars, make_subgroups, make_work
+from engine_updates import (
+    GROUP,
+    make_cache,
+    make_executor,
+    make_scalars,
+    make_subgroups,
+    make_work,
+    send_ahead,
+)
 
 from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
 from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
-from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.schedule import AllAtOnce
 from deep_optimizer_states.core.update_worker import Update, UpdateWorker
 
 MICRO_STEPS = 2
@@ -24,7 +31,7 @@ MICRO_STEPS = 2
 class Flusher(GradientFlush):
     """Flushes of some parameters' gradients to ``homes``, without a model around them."""
 
-    def __init__(self, device, homes):
+    def __init__(self, device, homes, schedule, cache):
         self.stock = SimpleNamespace(
             reduce_bucket_size=1 << 17,
             gradient_accumulation_dtype=torch.bfloat16,
@@ -36,9 +43,11 @@ class Flusher(GradientFlush):
         slices = {number: Tile(number, 0, numel) for number, numel in enumerate(numels)}
         layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [])
         self.barrier = SimpleNamespace(wait_for=lambda number, why: None)
-        schedule = Schedule.make(numels, "all-host", 1, 1.0, 4096)
-        super().__init__(self.stock, layout, schedule, device, self.barrier, is_managed=False)
-        self._on_device = dict(enumerate(homes))
+        self.homes = homes
+        super().__init__(self.stock, layout, schedule, device, self.barrier, False, cache)
+
+    def beside_state(self, subgroup):
+        return self.homes[subgroup]
 
 
 def place(device, schedule, subgroups):
@@ -57,27 +66,21 @@ def place(device, schedule, subgroups):
     return placed
 
 
-def run_iterations(device, schedule, steps=2, keeps_grads=False, ahead=0):
+def run_iterations(device, schedule, steps=2, stays=0, ahead=0, move=None):
     """What forward and backward read, and every tensor at the end, in one.
 
-    Each update runs on a thread of its own while the next forward and backward begin. With
-    ``keeps_grads`` gradients of a fixed policy's device share are flushed to the device. State of
-    the first ``ahead`` tiles is sent there while the last micro-step runs.
+    Each update runs on a thread of its own while the next forward and backward begin. The first
+    ``stays`` tiles stay on the device, with their gradients. State of the first ``ahead`` tiles is
+    sent there while the last micro-step runs; then ``move`` is called with the cache.
     """
     placed, background = place(device, schedule, make_subgroups()), UpdateWorker(device)
-    executor = make_executor(schedule, device)
+    cache = make_cache(schedule, device, placed)
+    candidates = sorted(cache._candidates)
+    executor = make_executor(schedule, device, cache=cache)
     powers, generator = BetaPowers(GROUP["betas"]), torch.Generator().manual_seed(9)
     noise = [torch.randn(tensors.numel, generator=generator) for tensors in placed]
     noise = [device.empty_device(n.numel(), n.dtype).copy_(n) for n in noise]
-    homes = [tensors.grad for tensors in placed]
-    if keeps_grads:
-        homes = [
-            device.empty_device(home.numel(), home.dtype)
-            if idx in schedule.slot_subgroups
-            else home
-            for idx, home in enumerate(homes)
-        ]
-    flusher, read = Flusher(device, homes), []
+    flusher, read = Flusher(device, [tensors.grad for tensors in placed], schedule, cache), []
 
     def gather(weights):
         """What a gather brings to the device, in the caller's own stream."""
@@ -92,36 +95,29 @@ def run_iterations(device, schedule, steps=2, keeps_grads=False, ahead=0):
             flusher.stock.micro_step_id = micro_step
             if ahead and micro_step + 1 == MICRO_STEPS:
                 background.wait()
-                _send_ahead(executor, schedule, placed, ahead)
+                send_ahead(cache, candidates[:ahead])
             for number, source in enumerate(noise):
                 bucket = source * float(step + micro_step)
                 flusher.flush(number, bucket)
                 bucket.fill_(torch.nan)  # the next reduction overwrites it
         read += [gather(tensors.weights) for tensors in placed]
         background.wait()
-        scalars = make_scalars(step, powers)
-        work = make_work(schedule, placed, scalars, homes if keeps_grads else None)
+        if move:
+            move(cache)
+        cache.grow(candidates[:stays])
+        work = make_work(schedule, placed, make_scalars(step, powers), cache)
         _launch(background, flusher, (executor, device, schedule, work))
     background.wait()
     background.close()
-    placed = [replace(t, grad=home) for t, home in zip(placed, homes, strict=True)]
+    cache.release()
     found = [tensor for tensors in placed for tensor in vars(tensors).values()]
     return torch.cat([tensor.cpu().float() for tensor in (*found, *read)])
-
-
-def _send_ahead(executor, schedule, placed, number):
-    tiles = [n for n in range(len(schedule.tiles)) if n not in schedule.resident_tiles]
-    for tile in tiles[:number]:
-        place = schedule.tiles[tile]
-        tensors = placed[place.subgroup].narrow(place.start, place.numel)
-        executor.send_ahead(tile, str(tile), tensors.state)
 
 
 def _launch(background, flusher, run):
     executor, device, schedule, work = run
     update, after = Update(len(work)), executor.caller_events()
-    executor.claim(range(len(work)))
-    arrivals = AllAtOnce(range(len(work)), ahead=executor.claimed)
+    arrivals = AllAtOnce(range(len(work)), chain_of=executor._cache.chain_of)
     actions = schedule.actions(arrivals, executor.start_split, executor.has_room)
 
     def run():

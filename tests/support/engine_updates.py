@@ -3,11 +3,14 @@
 import functools
 import threading
 from dataclasses import replace
+from unittest import mock
 
 import torch
 
+from deep_optimizer_states.core import cache as core_cache
+from deep_optimizer_states.core.cache import TileCache, Types
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.executor import Executor, TileArgs, Types
+from deep_optimizer_states.core.executor import Executor, TileArgs
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
@@ -41,11 +44,26 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
     return Schedule.make(numels, policy, stride, ratio, tile_numel)
 
 
-def make_executor(schedule, device, host_adam=ADAM):
-    return Executor(schedule, Types(torch.bfloat16, torch.bfloat16), device, host_adam, 2)
+TYPES = Types(torch.bfloat16, torch.bfloat16)
+ROOMY = 10**9
 
 
-def make_work(schedule, subgroups, scalars, device_grads=None):
+def make_cache(schedule, device, subgroups=(), limit=ROOMY):
+    """A cache of a schedule's tiles, whose homes are in ``subgroups``."""
+
+    def home_of(number):
+        tile = schedule.tiles[number]
+        return subgroups[tile.subgroup].narrow(tile.start, tile.numel)
+
+    return TileCache(schedule, TYPES, device, limit, home_of)
+
+
+def make_executor(schedule, device, host_adam=ADAM, cache=None):
+    cache = cache or make_cache(schedule, device)
+    return Executor(cache, host_adam, 2)
+
+
+def make_work(schedule, subgroups, scalars, cache=None):
     work = []
     for number, tile in enumerate(schedule.tiles):
         tensors = subgroups[tile.subgroup]
@@ -56,12 +74,17 @@ def make_work(schedule, subgroups, scalars, device_grads=None):
                 tensors.narrow(tile.start, tile.numel),
                 scalars,
                 min(max(tail_start, 0), tile.numel),
-                device_grads[tile.subgroup].narrow(0, tile.start, tile.numel)
-                if device_grads and number in schedule.device_tiles
-                else None,
+                cache and cache.claim(number),
             )
         )
     return work
+
+
+def send_ahead(cache, tiles):
+    """Send the state of all of some tiles ahead, but for those that have a place."""
+    with mock.patch.object(core_cache, "MOST_UNDER_WAY", 1000):
+        cache._num_looked_at = 0
+        cache.send_ahead(tiles, lambda tile: False)
 
 
 def make_scalars(step, powers):
@@ -75,7 +98,7 @@ def first_scalars():
 
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
     executor.follow(executor.caller_events())
-    arrivals = AllAtOnce(range(len(schedule.tiles)))
+    arrivals = AllAtOnce(range(len(schedule.tiles)), chain_of=executor._cache.chain_of)
     executor.run(
         work, schedule.actions(arrivals, executor.start_split, executor.has_room), on_issued
     )
@@ -87,7 +110,8 @@ class Setup:
     def __init__(self, schedule, device, subgroups=None, host_adam=ADAM):
         self.schedule, self.device = schedule, device
         self.subgroups = subgroups or make_subgroups()
-        self.executor = make_executor(schedule, device, host_adam)
+        self.cache = make_cache(schedule, device, self.subgroups)
+        self.executor = make_executor(schedule, device, host_adam, self.cache)
         self.work = make_work(schedule, self.subgroups, first_scalars())
 
     def update(self, *on_issued):
@@ -113,7 +137,9 @@ def start_thread(work):
     return thread.join
 
 
-def train(schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread):
+def train(  # noqa: PLR0913 - each is a thing of its own
+    schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread, stays=0, move=None
+):
     """Some steps on the emulated device, with gradients that arrive on the gradient lane.
 
     Args:
@@ -123,50 +149,60 @@ def train(schedule, faults=None, steps=3, parts=0, ahead=0, start=start_thread):
         parts: In how many parts an update is given its tiles, the last first; 0 for all at once.
         ahead: How many tiles' state is sent ahead.
         start: How an update that gets parts is started.
+        stays: How many tiles stay on the device, from the first step on.
+        move: Called with the cache and the step's number before each update, and after gradients
+            were submitted; state is brought home at the end.
 
     Returns:
         Every tensor at the end, in one, and the plan of each update.
     """
     subgroups, device, plans = make_subgroups(), EmulatedDevice(ADAM, faults), []
     try:
-        executor, powers = make_executor(schedule, device), BetaPowers(GROUP["betas"])
+        cache, powers = make_cache(schedule, device, subgroups), BetaPowers(GROUP["betas"])
+        executor = make_executor(schedule, device, cache=cache)
         generator = torch.Generator().manual_seed(9)
+        candidates = sorted(cache._candidates)
         for step in range(1, steps + 1):
-            work = make_work(schedule, subgroups, make_scalars(step, powers))
-            movable = [n for n in range(len(work)) if n not in schedule.resident_tiles]
-            for tile in movable[:ahead]:
-                executor.send_ahead(tile, str(tile), work[tile].tensors.state)
+            scalars = make_scalars(step, powers)
+            send_ahead(cache, candidates[:ahead])
             values = [torch.randn(s.numel, generator=generator).bfloat16() for s in subgroups]
 
-            def flush(number, work=work, values=values):
-                tile, home = schedule.tiles[number], work[number].tensors.grad
+            def flush(number, values=values):
+                tile, place = schedule.tiles[number], cache.place(number)
+                home = subgroups[tile.subgroup].grad.narrow(0, tile.start, tile.numel)
+                home = place.grad if place is not None and place.keeps_grad else home
                 value = values[tile.subgroup].narrow(0, tile.start, tile.numel)
                 device.grads.submit("gradient", lambda: home.copy_(value))
 
+            if not parts:
+                for number in range(len(schedule.tiles)):
+                    flush(number)
+            if move:
+                move(cache, step)
+            cache.grow(candidates[:stays])
+            work = make_work(schedule, subgroups, scalars, None if parts else cache)
             if parts:
                 _hand_over(executor, schedule, work, flush, parts, start)
             else:
-                for number in range(len(work)):
-                    flush(number)
                 run_once(executor, schedule, work)
             device.synchronize()
             plans.append(executor.last_plan)
+        cache.release()
     finally:
         device.close()
     return torch.cat([t.float() for s in subgroups for t in vars(s).values()]), plans
 
 
 def _hand_over(executor, schedule, work, flush, parts, start):
-    known, count = {}, len(work)
-    tile_queue = TileQueue(range(count), executor.claimed, executor.follow)
+    known, count, cache = {}, len(work), executor._cache
+    tile_queue = TileQueue(range(count), cache.chain_of, executor.follow)
     join = start(functools.partial(run_tile_queue, executor, schedule, tile_queue, known))
     order = [n for part in range(parts) for n in range(count)[::-1][part::parts]]
     for part in range(parts):
         mine = order[part * count // parts : (part + 1) * count // parts]
         for number in mine:
             flush(number)
-        executor.claim(mine)
-        known.update({number: work[number] for number in mine})
+            known[number] = replace(work[number], place=cache.claim(number))
         if part + 1 < parts:
             tile_queue.give(mine, executor.caller_events())
     tile_queue.give_rest(executor.caller_events())

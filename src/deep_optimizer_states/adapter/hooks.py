@@ -65,6 +65,8 @@ def install(allow_unverified: bool = False) -> None:
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
+    _wrap(DeepSpeedEngine, "forward", _noting_out_of_memory)
+    _wrap(DeepSpeedEngine, "backward", _noting_out_of_memory)
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
@@ -238,6 +240,14 @@ def _is_ours(engine: Any) -> bool:
     return hasattr(engine.optimizer, "background")
 
 
+def _noting_out_of_memory(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call DeepSpeed's method; if it runs out of device memory, the next attempt has more."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    with engine.optimizer.noting_out_of_memory():
+        return original(engine, *args, **kwargs)
+
+
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
     if not _is_ours(engine):
@@ -329,7 +339,7 @@ def check_supported(config: Any) -> None:
         ConfigError: Names the setting, its value and the way out.
         UnsupportedDeepSpeedError: Stock itself goes wrong at this stage in this release.
     """
-    from deep_optimizer_states.config import BLOCK, PREFETCH_MEMORY, STEP_BEFORE_NORM
+    from deep_optimizer_states.config import BLOCK, DEVICE_MEMORY, STEP_BEFORE_NORM
 
     zero = config.zero_config
     offload, offload_param = zero.offload_optimizer, zero.offload_param
@@ -348,7 +358,7 @@ def check_supported(config: Any) -> None:
     mics = getattr(zero, "mics_shard_size", -1)
     is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
     ours = getattr(config, BLOCK)
-    resident, early, ahead = ours.ratio, ours.step_before_norm, ours.prefetch_memory_bytes
+    resident, early, memory = ours.ratio, ours.step_before_norm, ours.device_memory_bytes
     is_fp16, clipping = config.float16_config.enabled, config.gradient_clipping
     out = "true: take it out"
     wrong = [
@@ -373,7 +383,10 @@ def check_supported(config: Any) -> None:
             "parameter group is one tensor, of which no share can stay on the device",
         ),
         (zero.stage < 3 and early, f"{STEP_BEFORE_NORM} = {out}, or use stage 3"),
-        (zero.stage < 3 and ahead, f"{PREFETCH_MEMORY} = {ahead!r}: set it to 0, or use stage 3"),
+        (
+            zero.stage < 3 and memory not in ("auto", 0),
+            f"{DEVICE_MEMORY} = {memory}: set it to 0, or use stage 3",
+        ),
         (
             early and clipping > 0,
             f"{STEP_BEFORE_NORM} = true and gradient_clipping = {clipping}: the norm decides what "

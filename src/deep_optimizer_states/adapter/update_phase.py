@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -23,8 +23,9 @@ from deep_optimizer_states.adapter.guard import installed_version
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.auto import settle_policy
-from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.executor import Executor, TileArgs, Types
+from deep_optimizer_states.config import BLOCK, DEVICE_MEMORY, STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.core.cache import TileCache, Types
+from deep_optimizer_states.core.executor import Executor, TileArgs
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
     AdamTensors,
@@ -36,7 +37,7 @@ from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.policies import AUTO
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update_worker import TileQueue, Update, UpdateWorker
-from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
+from deep_optimizer_states.core.verify import Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
 _NO_BACKWARD = -1
@@ -66,10 +67,6 @@ class Gradients:
         that the subgroup's state lives in.
         """
         return {}
-
-    def on_device(self, number: int) -> Tensor | None:
-        """Return the gradient that the device keeps of a tile that may pass through a slot."""
-        return None
 
     def drain(self) -> None:
         """Wait until every gradient is at home."""
@@ -133,6 +130,7 @@ class UpdatePhase:
         homes: StateHomes,
         gradients: Gradients,
         background: UpdateWorker,
+        cache: TileCache,
     ) -> None:
         self.num_updates = 0
         self._stock = stock
@@ -142,6 +140,7 @@ class UpdatePhase:
         self._homes = homes
         self._gradients = gradients
         self._background = background
+        self.cache = cache
         self._begun: _Begun | None = None
         self._begun_s = 0.0
         self.order: Sequence[int] = range(len(schedule.tiles))
@@ -149,16 +148,14 @@ class UpdatePhase:
         betas = stock.optimizer.defaults["betas"]
         self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
-        read = {grad_dtype} if schedule.slot_numel else set()
+        read = {grad_dtype} if schedule.slot_numel or cache.is_on else set()
         if schedule.resident_tiles:
             # The second is that of gradients of parameters that took no part.
             read |= {grad_dtype, stock.master_weights_and_grads_dtype}
         for dtype in read:
             steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
         self.executor = Executor(
-            schedule,
-            Types(grad_dtype, weights_dtype, *steppers.state_dtypes),
-            steppers.lanes,
+            cache,
             steppers.host_adam,
             steppers.lanes.cpu_affinity.num_threads,
             settings.policy == AUTO,
@@ -190,16 +187,12 @@ class UpdatePhase:
             f"ZeRO stage {stage}): {policy}; {self._homes.num_subgroups} subgroups in "
             f"{len(schedule.tiles)} tiles, {shares}, {resident} resident on the device{emulated}; "
             f"step_before_norm {'on' if settings.step_before_norm else 'off'}, "
-            f"prefetch_memory_bytes {settings.prefetch_memory_bytes}; CPU lane of "
+            f"device_memory_bytes {settings.device_memory_bytes if self.cache.is_on else 0}; "
+            f"CPU lane of "
             f"{self._steppers.lanes.cpu_affinity}",
             ranks=[0],
             level=logging.WARNING,
         )
-
-    @property
-    def has_shown_needs(self) -> bool:
-        """Return whether enough updates were made to know what the device has to spare."""
-        return self.num_updates >= FIRST_UPDATES
 
     @property
     def is_begun(self) -> bool:
@@ -234,6 +227,8 @@ class UpdatePhase:
                 self._steppers.lanes.forget_failure()
                 self.executor.reset()
                 self._gradients.forget_flushes()
+            else:
+                self.cache.release()
             with background.under_way(what), background.changing(what):
                 yield
                 self._homes.return_home()
@@ -261,11 +256,14 @@ class UpdatePhase:
             self._check_promise(begun, grad_scale)
         self._begun = None
         rest = [tile for tile in begun.tile_queue.order if tile not in begun.tile_queue.handed_over]
+        on_host = self._schedule.tiles_of_subgroups(stale_grads_upcast)
+        self.cache.release(tile for tile in rest if tile in on_host)
+        self.cache.grow(tile for tile in rest if tile not in on_host)
         self._add_work(begun, rest, stale_grads_upcast)
         is_repeated = is_due(self.num_updates, self._settings.verify_every)
         sample = Sample([begun.work[tile] for tile in rest]) if is_repeated else None
         after = self.executor.caller_events()
-        begun.tile_queue.give_rest(after, self._schedule.tiles_of_subgroups(stale_grads_upcast))
+        begun.tile_queue.give_rest(after, on_host)
         if is_new:
             self._start(begun, sample)
         if is_repeated or order is None:
@@ -288,23 +286,12 @@ class UpdatePhase:
         if is_new:
             self._start(begun, None)
 
-    def send_ahead(self, tile: int) -> None:
-        """Prefetch master weights and moments of a tile that no update in flight has.
-
-        Raises:
-            torch.OutOfMemoryError: The device has no room.
-        """
-        place = self._schedule.tiles[tile]
-        grad = self._gradients.beside_state(place.subgroup)
-        tensors = self._homes.tensors_of(place.subgroup, grad).narrow(place.start, place.numel)
-        self.executor.send_ahead(tile, self._name(tile), tensors.state)
-
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
         self._judge_iteration()
         self.num_updates += 1
         self.order = order
-        tile_queue = TileQueue(order, self.executor.claimed, self.executor.follow)
+        tile_queue = TileQueue(order, self.cache.chain_of, self.executor.follow)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
         update = Update(len(self._schedule.tiles), tile_queue)
@@ -384,7 +371,6 @@ class UpdatePhase:
             stale_grads_upcast: Gradients of subgroups that are stepped where their state lives, in
                 the type of master weights.
         """
-        self.executor.claim(tiles)
         grads, tensors = self._gradients, dict[int, AdamTensors]()
         for number in tiles:
             tile = self._schedule.tiles[number]
@@ -402,7 +388,7 @@ class UpdatePhase:
                 tensors=tensors[idx].narrow(tile.start, tile.numel),
                 scalars=begun.scalars[idx],
                 tail_start=tail_within(tail_start, tile.start, tile.numel),
-                device_grad=None if idx in stale_grads_upcast else grads.on_device(number),
+                place=self.cache.claim(number),
             )
 
     def _next_scalars(self, subgroup: int, grad_scale: float) -> AdamScalars:
@@ -433,6 +419,7 @@ class InterleavedOptimizer:
         return tuple(self._update.chosen)
 
     _is_closed = False
+    _is_reading = False
     is_being_loaded = False
     """Whether something was replaced in the load that is under way, or in the last one."""
 
@@ -452,18 +439,37 @@ class InterleavedOptimizer:
         with contextlib.suppress(UpdateError):  # it says less than what happened first
             self._close()
 
+    def _make_cache(self, schedule: Schedule, grad_dtype: torch.dtype) -> TileCache:
+        """Return the cache of this rank's tiles, which knows their homes once they are made."""
+        own: Any = self
+
+        def home_of(number: int) -> AdamTensors:
+            tile, homes = schedule.tiles[number], cast("StateHomes", own._homes)
+            grad = own._gradients.beside_state(tile.subgroup)
+            return homes.tensors_of(tile.subgroup, grad).narrow(tile.start, tile.numel)
+
+        types = Types(grad_dtype, own.dtype, *self._steppers.state_dtypes)
+        return TileCache(schedule, types, self._lanes, self._settings.device_memory_bytes, home_of)
+
     def _make_update(
-        self, schedule: Schedule, homes: StateHomes, gradients: Gradients
+        self, schedule: Schedule, homes: StateHomes, gradients: Gradients, cache: TileCache
     ) -> UpdatePhase:
         stock: Any = self
         update = UpdatePhase(
-            stock, self._settings, self._steppers, schedule, homes, gradients, self.background
+            stock,
+            self._settings,
+            self._steppers,
+            schedule,
+            homes,
+            gradients,
+            self.background,
+            cache,
         )
         if self._settings.checkpoint == "background":
             self.checkpoints = Checkpoints(
                 self._settings, homes.state_on_host, lambda: update.order
             )
-            update.executor.before_overwrite = self.checkpoints.release
+            update.cache.before_overwrite = self.checkpoints.release
         return update
 
     def stepping(self, engine: Any) -> contextlib.AbstractContextManager[None]:
@@ -525,9 +531,48 @@ class InterleavedOptimizer:
             yield
 
     def _settle(self) -> None:
-        """Wait for the update, after which whoever asked may write state."""
+        """Wait for the update, and bring state home, which whoever asked may write."""
         self.background.wait()
-        self._release_state()
+        if not self._is_reading:
+            self._release_state()
+        update: UpdatePhase | None = self.__dict__.get("_update")
+        if update is None or self.background.is_under_way or self.background.has_failed:
+            return
+        if self._is_reading:
+            update.cache.flush()
+        else:
+            update.cache.release()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Let somebody look at state who does not write it."""
+        before, self._is_reading = self._is_reading, True
+        try:
+            yield
+        finally:
+            self._is_reading = before
+
+    @contextlib.contextmanager
+    def noting_out_of_memory(self) -> Iterator[None]:
+        """Give all device memory back that state is kept in, if an allocation fails."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            with contextlib.suppress(UpdateError):  # it is raised by whatever is called next
+                if taken := self._give_memory_back():
+                    error.add_note(
+                        f"deep_optimizer_states kept optimizer state in {taken} bytes of device "
+                        "memory and has given them back, so that the next attempt has them; "
+                        f'"{DEVICE_MEMORY}" says how many it may take'
+                    )
+            raise
+
+    def _give_memory_back(self) -> int:
+        update = self._update
+        if not update.is_begun:
+            self.background.wait()
+        with self.background.changing("giving device memory back"):
+            return update.cache.run_out()
 
     def _release_state(self) -> None:
         """Let whoever asked write state that is still to be saved; stock's step only reads it."""
@@ -547,7 +592,8 @@ class InterleavedOptimizer:
     def _prepare_to_save(self) -> None:
         if not self.background.overlooks_failure:
             self.background.refuse_to_save()
-        self.background.wait()
+        with self._reading():
+            self._settle()
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -563,6 +609,8 @@ class InterleavedOptimizer:
             self.checkpoints.wait()
         try:
             with self.background.overlooking_failure():
+                if update is not None:
+                    update.cache.close()
                 yield
             if not is_known:
                 self.background.check()

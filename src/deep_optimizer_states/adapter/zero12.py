@@ -81,8 +81,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     ) -> None:
         offload = kwargs["offload_optimizer_config"]
         refuse_native_pins(offload)
-        # Gradients lie in host memory, and nothing waits for single tiles.
-        none = {"keep_grads_on_device": False, "just_in_time_forward": False}
+        # State and gradients lie in host memory, and nothing waits for single tiles.
+        none = {"device_memory_bytes": 0, "just_in_time_forward": False}
         self._subgroup_numel = subgroup_numel
         self._hidden = contextlib.ExitStack()
         self._is_made = False
@@ -110,7 +110,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self._homes = FlatHomes(self, slices, schedule, self._lanes)
         self._gradients = LateScaled(self, slices)
         self._take_memory()
-        self._update = self._make_update(schedule, self._homes, self._gradients)
+        cache = self._make_cache(schedule, LateScaled.dtype)
+        self._update = self._make_update(schedule, self._homes, self._gradients, cache)
         self._is_made = True
         self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
         self._update.announce(2 if self.partition_gradients else 1, why_policy)

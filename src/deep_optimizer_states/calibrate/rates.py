@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deep_optimizer_states.core.cache import copy_all
 from deep_optimizer_states.core.device.base import Device, Lane
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.executor import copy_all
 from deep_optimizer_states.core.host import choose_cores, find_place
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,

@@ -4,10 +4,9 @@
 ``NUM_SLOTS`` device slots while it is stepped. With three, one is prefetched, one stepped and one
 flushed at the same time. A slot is prefetched into again only after its flush.
 
-[Note: ahead] Master weights and moments do not depend on gradients. While backward runs, those of
-some tiles go into device memory of their own, taken on the caller's stream and given back to the
-caching allocator once the tile's state is flushed. They are a copy until the update takes the tile:
-before that they can be dropped, and must be when state at home is written.
+[Note: places] A tile of :mod:`.cache` has device memory of its own instead. What of it is not there
+yet is fetched, and it is stepped in place. One that may not stay is flushed like a slot, and its
+memory goes back to the caching allocator.
 
 [Note: weights on the host] With ``offload_param`` 16-bit weights live in host memory. The CPU lane
 writes them there itself, and stages nothing. The device writes them into the tile's slot, or for a
@@ -31,13 +30,11 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from deep_optimizer_states.core.device.base import Device, Event, Reached, Stamp, Wait
+from deep_optimizer_states.core.cache import Buffers, Content, Place, TileCache, copy_all
+from deep_optimizer_states.core.device.base import Event, Reached, Stamp, Wait
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
@@ -47,7 +44,6 @@ from deep_optimizer_states.core.schedule import (
     NUM_OUTBOXES,
     NUM_SLOTS,
     NUM_STAGING_BUFFERS,
-    Schedule,
 )
 from deep_optimizer_states.errors import UpdateError
 
@@ -61,101 +57,56 @@ class TileArgs:
         tensors: State, gradient and weights where they live.
         scalars: Adam's scalars.
         tail_start: First element rounded as a tail.
-        device_grad: The gradient on the device, where it is kept there; it needs no prefetch.
+        place: Device memory of its own, if it has some.
     """
 
     name: str
     tensors: AdamTensors
     scalars: AdamScalars
     tail_start: int
-    device_grad: Tensor | None = None
+    place: Place | None = None
 
     @property
-    def grad(self) -> Tensor:
-        """The gradient that the step goes by."""
-        return self.tensors.grad if self.device_grad is None else self.device_grad
-
-
-@dataclass(frozen=True)
-class Types:
-    """Types of what an executor's buffers hold; of master weights and moments the widest.
-
-    ``weights`` are those that the model computes with.
-    """
-
-    grad: torch.dtype
-    weights: torch.dtype
-    master: torch.dtype = torch.float32
-    moments: torch.dtype = torch.float32
-
-
-class _Buffers:
-    """Buffers of one kind, and the events that say what may be done with them."""
-
-    def __init__(self, tensors: tuple[Tensor, ...], is_kept: bool = True) -> None:
-        self.tensors = tensors
-        self.is_kept = is_kept
-        self.filled: Event | None = None
-        self.stepped: Event | None = None
-        self.free: Event | None = None
-        self.begin: Stamp | None = None
-
-    def views(self, numel: int) -> list[Tensor]:
-        return [tensor.narrow(0, 0, numel) for tensor in self.tensors]
-
-    def views_like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return room for each of ``tensors`` in its type, perhaps narrower than the buffer's."""
-        pairs = zip(self.tensors, tensors, strict=False)
-        return [mine.view(like.dtype).narrow(0, 0, like.numel()) for mine, like in pairs]
+    def live(self) -> AdamTensors:
+        """Its tensors where the newest of each is, before the update and after it."""
+        return self.tensors if self.place is None else self.place.live(self.tensors)
 
 
 class Executor:
     """Runs a step's actions.
 
     Attributes:
-        ahead: Tiles whose state was sent ahead and that no update has claimed.
-        claimed: Tiles whose state was sent ahead and that the update is still to step.
         last_plan: What the last update did, in issue order.
-        before_overwrite: Called on the update's thread with each tile whose state is about to be
-            overwritten in host memory.
         split: Splits tiles between device and CPU as they run.
 
     Args:
-        schedule: The tiles for which it takes buffers.
-        types: Of their tensors.
-        device: Where device tiles are stepped.
+        cache: Tiles that have device memory of their own; it knows the others, types and device.
         host_adam: The CPU lane's kernel.
         num_threads: Of the CPU lane.
         by_iteration: Whether the split is judged by whole iterations, as under policy ``auto``.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        types: Types,
-        device: Device,
-        host_adam: HostAdam,
-        num_threads: int,
-        by_iteration: bool = False,
+        self, cache: TileCache, host_adam: HostAdam, num_threads: int, by_iteration: bool = False
     ) -> None:
+        self._cache = cache
         self._num_threads = num_threads
-        self._device = device
         self._host_adam = host_adam
+        device, schedule, types = cache.device, cache.schedule, cache.types
+        self._device = device
         self._weights_on_host = schedule.weights_on_host
-        self._dtypes = [types.master, types.moments, types.moments, types.grad]
-        if schedule.weights_on_host:
-            self._dtypes.append(types.weights)
+        dtypes = types.of_tile(schedule.weights_on_host)
         slot, outbox, staging = schedule.slot_numel, schedule.outbox_numel, schedule.staging_numel
         self._slots = [
-            _Buffers(tuple([device.empty_device(slot, dtype) for dtype in self._dtypes]))
+            Buffers(tuple([device.empty_device(slot, dtype) for dtype in dtypes]))
             for _ in range(NUM_SLOTS if slot else 0)
         ]
         self._outboxes = [
-            _Buffers((device.empty_device(outbox, types.weights),))
+            Buffers((device.empty_device(outbox, types.weights),))
             for _ in range(NUM_OUTBOXES if outbox else 0)
         ]
         self._staging = [
-            _Buffers((device.empty_host(staging, types.weights),))
+            Buffers((device.empty_host(staging, types.weights),))
             for _ in range(NUM_STAGING_BUFFERS if staging else 0)
         ]
         self._next_slot = itertools.cycle(self._slots)
@@ -163,11 +114,8 @@ class Executor:
         self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
         self._weights_sent: Event | None = None
-        self._held: dict[int, _Buffers] = {}
-        self.ahead: dict[int, _Buffers] = {}
-        self.claimed: dict[int, _Buffers] = {}
+        self._held: dict[int, Buffers] = {}
         self._came_ahead: list[int] = []
-        self._unflushed: dict[int, Event | None] = {}
         self.split = RunTimeSplit(by_iteration)
         self._is_sharing = False
         self._in_flight: deque[tuple[Event, int]] = deque()
@@ -175,7 +123,6 @@ class Executor:
         self._host_steps: list[HostStep] = []
         self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
-        self.before_overwrite: Callable[[int], None] = lambda tile: None
         self._issue: dict[Kind, Callable[[int, TileArgs], None]] = {
             Kind.PREFETCH: self._prefetch,
             Kind.DEVICE_STEP: self._device_step,
@@ -183,56 +130,6 @@ class Executor:
             Kind.HOST_STEP: self._host_step,
             Kind.WEIGHTS: self._send_weights,
         }
-
-    @property
-    def away(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and is not dropped or home again, as of now."""
-        claimed = self._unflushed.copy().items()
-        return [*self.ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
-
-    def claim(self, tiles: Iterable[int]) -> None:
-        """Keep what was sent ahead of ``tiles`` for the update that is about to get them."""
-        for tile in tiles:
-            if tile in self.ahead:
-                self.claimed[tile] = self.ahead.pop(tile)
-                self._unflushed[tile] = None
-
-    @property
-    def num_under_way_ahead(self) -> int:
-        """Number of tiles on their way ahead."""
-        return sum(not own.filled.reached() for own in self.ahead.values() if own.filled)
-
-    @property
-    def element_bytes(self) -> int:
-        """Device memory that state ahead of the update takes, bytes an element."""
-        return sum(dtype.itemsize for dtype in self._dtypes)
-
-    def send_ahead(self, tile: int, name: str, state: Sequence[Tensor]) -> None:
-        """Prefetch a tile's master weights and moments; call it on the caller's thread.
-
-        Args:
-            tile: Its number.
-            name: For errors.
-            state: Where they live, each 1-D; no update is in flight there.
-
-        Raises:
-            torch.OutOfMemoryError: The device has no room.
-        """
-        numel, lane = state[0].numel(), self._device.h2d
-        own = _Buffers(
-            tuple([self._device.empty_device(numel, dtype) for dtype in self._dtypes]),
-            is_kept=False,
-        )
-        targets = own.views_like(state)
-        # The allocator may hand out memory that work of the caller's stream still uses.
-        lane.wait(self._device.record_caller(), Wait.MEMORY_IDLE)
-        lane.submit(f"state of {name} ahead", lambda: copy_all(targets, state), uses=own.tensors)
-        own.filled = lane.record()
-        self.ahead[tile] = own
-
-    def drop_ahead(self) -> None:
-        """Give memory of state sent ahead back, but for what an update has claimed."""
-        self.ahead.clear()
 
     def start_split(self, tiles: Sequence[int], numels: Sequence[int]) -> PlaceTile:
         """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
@@ -264,9 +161,7 @@ class Executor:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
         self._weights_sent = None
         self._held.clear()
-        self.ahead.clear()
-        self.claimed.clear()
-        self._unflushed.clear()
+        self._cache.reset()
         for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
 
@@ -330,8 +225,7 @@ class Executor:
                 self._device.synchronize()
             raise
         self._device.synchronize()
-        self._unflushed.clear()
-        self.claimed.clear()  # of tiles that had to be stepped where their state lives
+        self._cache.end_update()
         sent = [Action(tile, Kind.AHEAD) for tile in self._came_ahead]
         self.last_plan = Plan(len(work), (*sent, *done), len(sent) + before_norm)
         if self._is_sharing:
@@ -347,87 +241,95 @@ class Executor:
         self.split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: TileArgs) -> None:
-        own, lane = self.claimed.pop(tile, None), self._device.h2d
+        place, lane, home = work.place, self._device.h2d, work.tensors
         if self._weights_sent is not None:  # see [Note: staging]
             lane.wait(self._weights_sent, Wait.WEIGHTS_FIRST)
-        if own is not None:
-            self._held[tile] = own
-            self._came_ahead.append(tile)
-            if work.device_grad is None:
-                what, grad = f"gradient of {work.name}", work.tensors.grad
-                lane.submit(what, lambda: copy_all([own.tensors[3]], [grad]))
-                own.filled = lane.record()
+        held = self._free_slot(tile) if place is None else place
+        sources, targets = [home.grad], [held.views(home.numel)[3]]
+        if place is None or place.content is Content.NOTHING:
+            sources, targets = [*home.state, *sources], [*held.views_like(home.state), *targets]
+        lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
+        held.filled = lane.record()
+        if place is None:
             return
-        slot = self._upcoming
+        if place.came_ahead:
+            self._came_ahead.append(tile)
+        if place.stays:
+            place.keeps_grad = self._cache.keeps_grads
+            self._in_flight.append((held.filled, home.numel))
+
+    def _free_slot(self, tile: int) -> Buffers:
+        """Return the next slot, into which ``tile`` is fetched; see [Note: slots]."""
+        slot, lane = self._upcoming, self._device.h2d
         assert slot is not None, "no slot was allocated"
         self._upcoming = next(self._next_slot)
         self._held[tile] = slot
-        if slot.free is not None:  # see [Note: slots]
+        if slot.free is not None:
             lane.wait(slot.free, Wait.SLOT_FREE)
         if self._is_sharing:
             slot.begin = lane.stamp()
-        sources = [*work.tensors.state]
-        if work.device_grad is None:
-            sources.append(work.tensors.grad)
-        targets = slot.views_like(sources)
-        lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
-        slot.filled = lane.record()
+        return slot
 
     def _device_step(self, tile: int, work: TileArgs) -> None:
-        slot, lane = self._held.get(tile), self._device.compute
-        tensors = work.tensors
-        if slot is not None:
-            assert slot.filled is not None, tile
-            lane.wait(slot.filled, Wait.PREFETCHED)
-            master, exp_avg, exp_avg_sq = slot.views_like(tensors.state)
-            views = slot.views(tensors.numel)
-            grad = views[3] if work.device_grad is None else work.device_grad
+        place, lane, tensors = work.place, self._device.compute, work.tensors
+        held = place or self._held.get(tile)
+        if held is not None:
+            assert held.filled is not None, tile
+            lane.wait(held.filled, Wait.PREFETCHED)
+            views = held.views(tensors.numel)
             weights = views[4] if self._weights_on_host else tensors.weights
-            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
+            master, exp_avg, exp_avg_sq = held.views_like(tensors.state)
+            tensors = AdamTensors(master, exp_avg, exp_avg_sq, views[3], weights)
         elif self._weights_on_host:  # see [Note: weights on the host]
-            slot = self._held[tile] = next(self._next_outbox)
-            if slot.free is not None:
-                lane.wait(slot.free, Wait.STAGING_FREE)
-            tensors = AdamTensors(*tensors.state, tensors.grad, *slot.views(tensors.numel))
+            held = self._held[tile] = next(self._next_outbox)
+            if held.free is not None:
+                lane.wait(held.free, Wait.STAGING_FREE)
+            tensors = AdamTensors(*tensors.state, tensors.grad, *held.views(tensors.numel))
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
         )
         stepped = lane.record()
-        if slot is not None:
-            slot.stepped = stepped
+        if held is not None:
+            held.stepped = stepped
+        if place is not None and place.stays:
+            place.content = Content.DIRTY
         if not self._weights_on_host:
             self._on_issued(tile, stepped)
 
     def _state_flush(self, tile: int, work: TileArgs) -> None:
-        slot, lane = self._held.pop(tile), self._device.d2h
-        assert slot.stepped is not None, tile
-        lane.wait(slot.stepped, Wait.STEPPED)
-        views = slot.views(work.tensors.numel)
+        place, lane = work.place, self._device.d2h
+        held = place or self._held.pop(tile)
+        assert held.stepped is not None, tile
+        lane.wait(held.stepped, Wait.STEPPED)
+        views = held.views(work.tensors.numel)
         if self._weights_on_host:
             home, staged = (work.tensors.weights,), views[-1:]
             lane.submit(f"weights of {work.name}", lambda: copy_all(home, staged))
             self._on_issued(tile, lane.record())
+        if place is not None and place.stays:
+            return
         is_outbox = len(views) == 1
-        # The last of the lanes that use memory of a tile's own: it is after all others.
-        uses = () if slot.is_kept else slot.tensors
         if not is_outbox:
-            self.before_overwrite(tile)
+            self._cache.before_overwrite(tile)
             targets = work.tensors.state
-            sources = slot.views_like(targets)
+            sources = held.views_like(targets)
+            # The last of the lanes that use memory of a tile's own: it is after all others.
+            uses = () if place is None else place.tensors
             lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources), uses)
         # The split learns the rate of slots: what is sent ahead takes less of the links.
-        if self._is_sharing and slot.begin is not None and not is_outbox:
-            self._flights.append((work.tensors.numel, slot.begin, lane.stamp()))
-        self._device.release_slot(slot.tensors)
-        slot.free = lane.record()
-        if not slot.is_kept:
-            self._unflushed[tile] = slot.free
+        if self._is_sharing and held.begin is not None and not is_outbox:
+            self._flights.append((work.tensors.numel, held.begin, lane.stamp()))
+        self._device.release_slot(held.tensors)
+        held.free = lane.record()
+        if place is not None:
+            self._cache.leave(tile, held.free)
         elif not is_outbox:
-            self._in_flight.append((slot.free, work.tensors.numel))
+            self._in_flight.append((held.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: TileArgs) -> None:
-        self.before_overwrite(tile)
+        assert work.place is None, tile  # or the CPU would step what is out of date
+        self._cache.before_overwrite(tile)
         wait, tensors = time.perf_counter(), work.tensors
         if not self._weights_on_host:
             tensors = self._stage(tile, tensors)
@@ -454,9 +356,3 @@ class Executor:
         lane.submit(f"weights of {work.name}", lambda: copy_all(target, staged))
         staging.free = self._weights_sent = lane.record()
         self._on_issued(tile, staging.free)
-
-
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensor by tensor, without blocking where the device can."""
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=True)

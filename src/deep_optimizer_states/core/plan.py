@@ -13,6 +13,9 @@ The state of tile 0 lives on the device and is stepped there. Tile 2 goes to the
 
     0GPU 0D2H 2H2D 2GPU 2D2H 1CPU 3CPU
 
+A tile whose state is to stay on the device is fetched and not flushed: ``4H2D 4GPU``, and ``4GPU``
+alone in later updates.
+
 What runs before the gradients' norm is known stands before a bar. Here backward steps tile 3 and
 prefetches master weights and moments of tile 0 into memory of its own (AHD), of which the gradient
 alone is left to be fetched::
@@ -39,11 +42,11 @@ class Kind(enum.StrEnum):
     """Kinds of work."""
 
     AHEAD = "AHD"
-    """Copy master weights and moments to the device while backward runs, into memory of their own
-    that the tile's flush frees."""
+    """Copy master weights and moments to the device while backward runs, into memory of the tile's
+    own."""
     PREFETCH = "H2D"
-    """Copy master weights, moments and gradient into a device slot; after ``AHEAD`` the gradient
-    alone, into that memory."""
+    """Copy master weights, moments and gradient into a device slot or memory of the tile's own, or
+    what of them is not there yet."""
     DEVICE_STEP = "GPU"
     """Adam on the device; writes the tile's 16-bit weights there, to stay or to be sent back."""
     STATE_FLUSH = "D2H"
@@ -57,11 +60,16 @@ class Kind(enum.StrEnum):
 
 DEVICE_CHAIN = (Kind.PREFETCH, Kind.DEVICE_STEP, Kind.STATE_FLUSH)
 AHEAD_CHAIN = (Kind.AHEAD, *DEVICE_CHAIN)
+FETCHED_CHAIN = (Kind.PREFETCH, Kind.DEVICE_STEP)
+"""Of a tile whose state stays on the device from then on, or is there without its gradient."""
+SENT_CHAIN = (Kind.AHEAD, *FETCHED_CHAIN)
 HOST_CHAIN = (Kind.HOST_STEP, Kind.WEIGHTS)
 RESIDENT_CHAIN = (Kind.DEVICE_STEP,)
 WITH_WEIGHTS_ON_HOST = {
     DEVICE_CHAIN: DEVICE_CHAIN,
     AHEAD_CHAIN: AHEAD_CHAIN,
+    FETCHED_CHAIN: DEVICE_CHAIN,
+    SENT_CHAIN: AHEAD_CHAIN,
     HOST_CHAIN: (Kind.HOST_STEP,),
     RESIDENT_CHAIN: (Kind.DEVICE_STEP, Kind.STATE_FLUSH),
 }
@@ -126,14 +134,14 @@ class Plan:
             if tuple(kinds) not in allowed:
                 got = " ".join(f"{tile}{kind.value}" for kind in kinds) or "nothing"
                 raise PlanError(
-                    f"tile {tile} gets '{got}': every tile needs H2D GPU D2H, or CPU WTS, or GPU "
-                    "alone, once and in that order; or, where 16-bit weights live in host memory, "
-                    "H2D GPU D2H, or CPU alone, or GPU D2H. AHD may stand before H2D GPU D2H"
+                    f"tile {tile} gets '{got}': every tile needs H2D GPU D2H, H2D GPU, CPU WTS or "
+                    "GPU alone, once and in that order; or, where 16-bit weights live in host "
+                    "memory, H2D GPU D2H, CPU alone or GPU D2H. AHD may stand before H2D"
                 )
 
     @property
     def device_tiles(self) -> tuple[int, ...]:
-        """Tiles that pass through a slot, in the order they get one."""
+        """Tiles of which something is fetched to the device, in that order."""
         return tuple(a.tile for a in self.actions if a.kind is Kind.PREFETCH)
 
     @property
@@ -143,7 +151,7 @@ class Plan:
 
     @property
     def resident_tiles(self) -> tuple[int, ...]:
-        """Tiles whose state lives on the device."""
+        """Tiles whose state and gradient are on the device already."""
         through_slots = set(self.device_tiles)
         return tuple(
             a.tile

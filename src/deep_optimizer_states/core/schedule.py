@@ -17,8 +17,10 @@ from typing import Protocol
 from deep_optimizer_states.core.plan import (
     AHEAD_CHAIN,
     DEVICE_CHAIN,
+    FETCHED_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
+    SENT_CHAIN,
     WITH_WEIGHTS_ON_HOST,
     Action,
     Kind,
@@ -57,9 +59,8 @@ class Arrivals(Protocol):
     def host_tiles(self) -> Collection[int]:
         """Tiles that must be stepped where their state lives; complete once all have arrived."""
 
-    @property
-    def ahead(self) -> Collection[int]:
-        """Tiles whose master weights and moments were sent to the device ahead of the update."""
+    def chain_of(self, tile: int) -> tuple[Kind, ...]:
+        """Return the chain of a tile that has device memory of its own; nothing for others."""
 
     def take(self, wait: bool) -> Iterable[int]:
         """Return those that have arrived since the last call.
@@ -75,7 +76,7 @@ class AllAtOnce:
 
     order: Sequence[int]
     host_tiles: Collection[int] = frozenset()
-    ahead: Collection[int] = frozenset()
+    chain_of: Callable[[int], tuple[Kind, ...]] = lambda tile: ()
     has_come: bool = False
 
     def take(self, wait: bool) -> Iterable[int]:
@@ -221,8 +222,8 @@ class Schedule:
         Where weights live in host memory, WTS is missing and every GPU step is followed by a D2H.
 
         Args:
-            arrivals: Which tiles may be stepped. Those that are ahead are the device's, whatever
-                the policy.
+            arrivals: Which tiles may be stepped. Those that have memory on the device are the
+                device's, whatever the policy.
             share: Splits tiles between device and CPU as they run; asked by the dynamic policy.
             has_room: Whether the device takes one more tile now; told to wait until it does where
                 nothing else is left to do.
@@ -247,10 +248,10 @@ class Schedule:
         while True:
             for tile in arrivals.take(wait=not for_device and not others):
                 chain = settled(tile)
-                if chain == DEVICE_CHAIN:
+                if chain in (DEVICE_CHAIN, FETCHED_CHAIN):
                     heapq.heappush(for_device, (places[tile], tile))
                 else:
-                    is_there = chain in (RESIDENT_CHAIN, AHEAD_CHAIN)
+                    is_there = chain in (RESIDENT_CHAIN, AHEAD_CHAIN, SENT_CHAIN)
                     urgency = 0 if is_there else 1 if self.dynamic and chain else 2
                     heapq.heappush(others, (urgency, places[tile], tile))
             if not for_device and not others:
@@ -271,8 +272,8 @@ class Schedule:
             return RESIDENT_CHAIN
         if tile in arrivals.host_tiles:
             return HOST_CHAIN
-        if tile in arrivals.ahead:
-            return AHEAD_CHAIN
+        if chain := arrivals.chain_of(tile):
+            return chain
         if self.dynamic:
             return ()
         return DEVICE_CHAIN if tile in self.device_tiles else HOST_CHAIN

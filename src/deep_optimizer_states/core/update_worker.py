@@ -26,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NoReturn
 
 from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
+from deep_optimizer_states.core.plan import Kind
 from deep_optimizer_states.core.threads import LOOK_S, Latch, run_guarded
 from deep_optimizer_states.errors import UpdateError
 
@@ -38,7 +39,7 @@ class TileQueue:
 
     Args:
         order: All tiles, in the order in which they are needed.
-        ahead: Tiles whose state was sent to the device ahead of the update, kept up to date.
+        chain_of: Gives the chain of a tile that has device memory of its own, nothing for others.
         follow: Called on the update's thread before tiles are stepped, with what they must wait
             for.
     """
@@ -46,11 +47,11 @@ class TileQueue:
     def __init__(
         self,
         order: Sequence[int],
-        ahead: Collection[int],
+        chain_of: Callable[[int], tuple[Kind, ...]],
         follow: Callable[[After], None],
     ) -> None:
         self.order = order
-        self.ahead = ahead
+        self.chain_of = chain_of
         self.host_tiles: Collection[int] = frozenset()
         self.handed_over: set[int] = set()
         self.is_open = True

@@ -68,7 +68,7 @@ class Sample:
 
     def __init__(self, work: Sequence[TileArgs]) -> None:
         self._parts = [
-            _Part(tile, start, _state_on_host(tile.tensors.narrow(start, numel)))
+            _Part(tile, start, _state_on_host(tile.live.narrow(start, numel)))
             for tile in work
             for start, numel in _ends(tile.tensors.numel)
         ]
@@ -81,10 +81,9 @@ class Sample:
         """
         for part in self._parts:
             work, numel = part.work, part.state[0].numel()
-            live = work.tensors.narrow(part.start, numel)
+            live = work.live.narrow(part.start, numel)
             weights = torch.empty(numel, dtype=live.weights.dtype, device="cpu")
-            grad = work.grad.narrow(0, part.start, numel).cpu()
-            again = AdamTensors(*part.state, grad, weights)
+            again = AdamTensors(*part.state, live.grad.cpu(), weights)
             tail_start = tail_within(work.tail_start, part.start, numel)
             host_adam.step(again, work.scalars, tail_start, num_threads=1)
             found = first_difference(live, again)

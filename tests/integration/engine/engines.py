@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import inspect
+import itertools
 import os
 import sys
 import tempfile
@@ -237,10 +238,10 @@ _OF_THE_TRIAL = object()
 class Trial:
     """One run of an act under a policy's block, or under stock for None."""
 
-    def __init__(self, block, faults=None):
+    def __init__(self, block, faults=None, memory=None):
         self.block = block
         faults = faults or Faults(jitter_s=0.0004)
-        self._make_device = functools.partial(EmulatedDevice, faults=faults)
+        self._make_device = functools.partial(EmulatedDevice, faults=faults, memory=memory)
         self.seen, self.is_finite = {}, True
         self._engines = {}
         self._generator = torch.Generator().manual_seed(RANK)
@@ -441,6 +442,21 @@ def play_late(act, block, without=(), lane=""):
     """Play it without some waits; updates, and one lane, are as late as the others allow."""
     with late(lane):
         return play(act, block, Faults(without=frozenset(without)))
+
+
+@contextlib.contextmanager
+def moving(every=83):
+    """Let memory be short at one look in so many, and come back in the second window after."""
+    looks = itertools.count(1)
+
+    def is_short(_budget, _taken):
+        return next(looks) % every == 0
+
+    with (
+        mock.patch.object(seams.Budget, "look", is_short),
+        mock.patch.object(seams.cache, "LONGEST_WAIT", 1),
+    ):
+        yield
 
 
 def differences(ours, stock):

@@ -69,7 +69,7 @@ def case_of(stage, **given):
 
 
 UNCLIPPED = {"gradient_clipping": 0.0}
-EARLY = {"step_before_norm": True, "prefetch_memory_bytes": 10**6}
+EARLY = {"step_before_norm": True, "device_memory_bytes": 10**4}
 ON_HOST = {"offload_param": {"device": "cpu"}}
 BACKGROUND = {"checkpoint": "background"}
 SMALL = {**BACKGROUND, "checkpoint_memory_bytes": 3000}

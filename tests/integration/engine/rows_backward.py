@@ -7,27 +7,23 @@ from unittest import mock
 
 import deepspeed
 import torch
-from deepspeed.utils import set_z3_leaf_modules
-from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
+from deepspeed.utils import safe_get_full_fp32_param, set_z3_leaf_modules
+from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, moving, play, same
 from rows import Rows
 from rows_failures import updates_end_when_waited_for
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
-from seams import EmulatedDevice, Kind, UpdatePhase, ahead, inside
+from seams import EmulatedDevice, Memory, TileCache, UpdatePhase, cache, inside
 
 ROWS = Rows()
 CASE = CASES[FIRST_CASE].changed(config={"gradient_clipping": 0})
-EARLY = {**STRIDE, "step_before_norm": True, "keep_grads_on_device": False}
-AHEAD = {
-    **STRIDE,
-    "policy": "all-host",
-    "keep_grads_on_device": False,
-    "prefetch_memory_bytes": 60_000,
-}
-AUTO = {**AHEAD, "prefetch_memory_bytes": "auto"}
+EARLY = {**STRIDE, "step_before_norm": True}
+LIMIT = 60_000
+STAYS = {**STRIDE, "policy": "all-host", "device_memory_bytes": LIMIT}
+AUTO = {**STAYS, "device_memory_bytes": "auto"}
 GOOD = 3
 """Steps until a checkpoint is saved; backward works from the third on."""
-given, sent = [], []
-"""Numbers of tiles that each update was handed, and was sent the state of, before ``step()``."""
+given = []
+"""Numbers of tiles that each update was handed before ``step()``."""
 
 
 def run(report, extent, folder):
@@ -35,14 +31,13 @@ def run(report, extent, folder):
 
     def counted_launch(update, *args):
         given.append(len(update._begun.tile_queue.handed_over) if update.is_begun else 0)
-        sent.append(len(update.executor.away))
         launch(update, *args)
 
     with (
         mock.patch.object(UpdatePhase, "launch", counted_launch),
         # What is sent is then a matter of memory, and not of time.
-        mock.patch.object(ahead, "MOST_UNDER_WAY", 1000),
-        mock.patch.object(ahead, "LOOK_S", 0.0),
+        mock.patch.object(cache, "MOST_UNDER_WAY", 1000),
+        mock.patch.object(cache, "LOOK_S", 0.0),
     ):
         ROWS.run(report, extent, folder)
 
@@ -54,7 +49,6 @@ def update_of(engine):
 def settle(engine):
     """Let the update end, which the next backward of the window might still meet."""
     if hasattr(engine.optimizer, "background"):
-        assert not update_of(engine).executor.ahead, "nothing is sent before the last micro-batch"
         engine.optimizer.background.wait()
 
 
@@ -404,7 +398,7 @@ for number, (name, options) in enumerate(AGAIN.items()):
     ROWS.check(row, 1, 2, **changes)(use_again)
 
 
-# State that was sent ahead.
+# State that stays on the device.
 
 
 def write_masters(engine):
@@ -416,10 +410,117 @@ def evaluate(engine):
     evaluate_between(engine, 0)
 
 
+def look_at_masters(engine):
+    weight = engine.module.layers[3].weight
+    engine.seen = [*getattr(engine, "seen", []), safe_get_full_fp32_param(weight)]
+
+
+def stay(folder, block=STAYS, between=None, steps=6, memory=None, model=lambda case: {}):
+    """Train on, and compare with stock; return the tiles on the device before each step."""
+    held = []
+    with Trial(block, memory=memory) as trial:
+        engine = started(trial, folder)
+        cache = update_of(engine).cache
+
+        def watch(engine):
+            held.append(len(cache.tiles))
+            if between:
+                between(engine)
+                held.append(len(cache.tiles))
+            assert memory is not None or cache.taken_bytes <= LIMIT
+
+        trial.forget()
+        train_on(trial, engine, steps, watch)
+        trial.see("what was seen", getattr(engine, "seen", []))
+    with Trial(None) as stock:
+        other = stock.open(CASE)
+        assert other.load_checkpoint(folder, "good")[0]
+        train_on(stock, other, steps, between)
+        stock.see("what was seen", getattr(other, "seen", []))
+    same(trial, stock)
+    return held
+
+
+@ROWS.check("state stays as far as a number of bytes goes")
+def as_far_as_a_number_goes(folder):
+    # 60,000 bytes take tiles of 256 elements and 14 bytes an element, and some smaller ones.
+    (held,) = set(stay(folder / "number"))
+    assert held >= 16
+    assert set(stay(folder / "none", {**STAYS, "device_memory_bytes": 1})) == {0}
+
+
+@ROWS.check("state that stays goes home where it may be written", between=write_masters)
+@ROWS.check("state that stays is there after an evaluation", between=evaluate)
+@ROWS.check("state that stays is there after a look at it", between=look_at_masters)
+def looked_at_or_written(folder, between):
+    held = stay(folder, between=between)
+    assert all(held[::2])
+    assert all(held[1::2]) == (between is not write_masters)
+
+
+@ROWS.check("auto takes what is left over, and no more")
+def auto_takes_what_is_left(folder):
+    """Others take half of the memory in each forward, and more in one of them."""
+    memory = Memory(300_000)
+
+    def change(engine):
+        memory.take_others(230_000 - memory.others_bytes)
+        memory.take_others(-memory.others_bytes)
+
+    held = stay(folder, AUTO, change, steps=8, memory=memory)
+    assert max(held) > 0
+    assert memory.peak_bytes <= 300_000
+
+
+class Hungry:
+    """Takes device memory in a forward, as a longer batch does."""
+
+    def __init__(self, memory):
+        self.memory, self.notes = memory, []
+
+    def forward(self, engine, wanted):
+        hook = engine.module.layers[2].register_forward_hook(lambda *_: self.take(wanted))
+        try:
+            engine(torch.ones(4, WIDTH).bfloat16())
+        except torch.OutOfMemoryError as error:
+            self.notes += getattr(error, "__notes__", [""])
+        finally:
+            hook.remove()
+            self.memory.take_others(-self.memory.others_bytes)
+
+    def take(self, wanted):
+        self.memory.take_others(wanted)
+
+
+@ROWS.check("a forward that runs out of memory gets it the next time, and is told so")
+def the_next_attempt_has_it(folder):
+    memory = Memory(10**7)
+    hungry = Hungry(memory)
+
+    def attempt(engine):
+        with torch.no_grad():
+            for _ in range(2):
+                hungry.forward(engine, memory.total_bytes - 20_000)
+
+    def between(engine):
+        if hasattr(engine.optimizer, "background"):
+            attempt(engine)
+        else:
+            with torch.no_grad():
+                engine(torch.ones(4, WIDTH).bfloat16())
+
+    block = {**STAYS, "device_memory_bytes": 10**6}
+    held = stay(folder, block, between, steps=1, memory=memory)
+    assert held[0] > 0
+    assert held[1] == 0
+    assert len(hungry.notes) == 1, hungry.notes
+    assert "deep_optimizer_states.device_memory_bytes" in hungry.notes[0]
+
+
 @contextlib.contextmanager
-def short_of_memory(refuses):
-    """Refuse a piece now and then, or show no memory at some looks; yields the pieces refused."""
-    allocate, pieces, looks, refused = EmulatedDevice.empty_device, itertools.count(1), [], []
+def refused_now_and_then():
+    """Refuse a piece of device memory now and then; yields the pieces refused."""
+    allocate, pieces, refused = EmulatedDevice.empty_device, itertools.count(1), []
 
     def empty_device(device, numel, dtype):
         number = next(pieces)
@@ -428,97 +529,43 @@ def short_of_memory(refuses):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return allocate(device, numel, dtype)
 
-    def free_bytes(_device):
-        looks.append(1)
-        return -1 if len(looks) % 97 == 0 else 10**9
-
-    name, stand_in = ("empty_device", empty_device) if refuses else ("free_bytes", free_bytes)
-    with mock.patch.object(EmulatedDevice, name, stand_in):
+    with mock.patch.object(EmulatedDevice, "empty_device", empty_device):
         yield refused
 
 
-def send_ahead(folder, block=AHEAD, between=None, steps=4):
-    """Train on; how many tiles had their state ahead in each step, and while backward ended."""
-    sent.clear()
-    used, waiting = [], []
-    with Trial(block) as trial:
-        engine = started(trial, folder)
-        first = list(sent)
-
-        def watch(engine):
-            used.append(num_ahead(engine))  # of the step before
-            waiting.append(len(update_of(engine).executor.ahead))
-            if between:
-                between(engine)
-
-        trial.forget()
-        train_on(trial, engine, steps, watch)
-        used.append(num_ahead(engine))
-    with Trial(None) as stock:
-        other = stock.open(CASE)
-        assert other.load_checkpoint(folder, "good")[0]
-        train_on(stock, other, steps, between)
-    same(trial, stock)
-    return used[1:], first, waiting
+@ROWS.check("memory that cannot be had is not missed")
+def refused(folder):
+    with refused_now_and_then() as refused:
+        held = stay(
+            folder, {**STAYS, "device_memory_bytes": 10**6}, write_masters, 8, Memory(10**6)
+        )
+    assert refused
+    assert max(held) > 0
 
 
-def num_ahead(engine):
-    return sum(action.kind is Kind.AHEAD for action in update_of(engine).executor.last_plan.actions)
-
-
-def most_ahead(folder):
-    (most,) = set(send_ahead(folder / "auto", AUTO)[0])
-    return most
-
-
-@ROWS.check("state is sent ahead as far as memory goes")
-def as_far_as_memory_goes(folder):
-    most = most_ahead(folder)
-    fixed, first, _ = send_ahead(folder / "fixed")
-    # 60,000 bytes take tiles of 256 elements and 14 bytes an element, and some smaller ones.
-    assert all(16 <= number < most for number in fixed)
-    # What is ahead would count as memory that the model needs, until it is settled which gradients
-    # stay on the device.
-    assert first[:2] == [0, 0] != first[1:]
-    kept, first, _ = send_ahead(folder / "kept", {**AHEAD, "keep_grads_on_device": True})
-    assert kept == fixed
-    assert first == [0, 0, 0]
-    assert set(send_ahead(folder / "none", {**AHEAD, "prefetch_memory_bytes": 1})[0]) == {0}
-
-
-@ROWS.check("state sent ahead is dropped where it may be written", between=write_masters)
-@ROWS.check("state sent ahead is dropped where a forward comes first", between=evaluate)
-def dropped(folder, between):
-    used, _, waiting = send_ahead(folder, between=between)
-    assert all(waiting)
-    assert not any(used)
-
-
-@ROWS.check("memory that runs out is given back", refuses=True, steps=6)
-@ROWS.check("memory that others need is given back", refuses=False, steps=8)
-def give_back(folder, refuses, steps):
-    """And training goes on."""
-    with short_of_memory(refuses) as refused:
-        used, _, _ = send_ahead(folder / "short", AUTO, steps=steps)
-    assert bool(refused) is refuses
-    assert max(used) > 0
-    assert min(used) < most_ahead(folder)
+@ROWS.check("state comes and goes every few steps", 1, 2, policy="dynamic")
+@ROWS.check("state comes and goes every few steps, all-host", policy="all-host")
+def moved(folder, policy):
+    with moving(37):
+        held = stay(folder, {**STAYS, "policy": policy}, steps=10)
+    assert len(set(held)) > 2, held
 
 
 @ROWS.check("state is not sent ahead before the last update has brought it home")
 def late_flushes(_folder):
     """The update goes on until it is waited for, which the next backward does not do."""
-    engines, early, send_ahead = [], [], UpdatePhase.send_ahead
+    engines, early, send_ahead = [], [], TileCache.send_ahead
 
-    def watch(update, tile):
+    def watch(cache, order, is_given):
+        update = update_of(engines[0])
         early.append(engines[0].optimizer.background.is_running and not update.is_begun)
-        send_ahead(update, tile)
+        send_ahead(cache, order, is_given)
 
     def act(trial):
         engines[:] = [trial.open(CASE.changed(accumulation=1))]
         trial.train(engines[0], 8)
 
-    block = {**AHEAD, "prefetch_memory_bytes": 10**9}
-    with mock.patch.object(UpdatePhase, "send_ahead", watch), updates_end_when_waited_for():
+    block = {**STAYS, "device_memory_bytes": 10**9}
+    with mock.patch.object(TileCache, "send_ahead", watch), updates_end_when_waited_for():
         same(play(act, block), play(act, None))
     assert not any(early)

@@ -7,23 +7,32 @@ import functools
 import os
 import re
 
-from engines import NUM_RANKS, POLICIES, STEPS, STRIDE, differences, go_on, play, save, training
+from engines import (
+    NUM_RANKS,
+    POLICIES,
+    STEPS,
+    STRIDE,
+    differences,
+    go_on,
+    moving,
+    play,
+    save,
+    training,
+)
 from rows_table import CASES, FIRST_CASE, columns_of
 from seams import UnsupportedDeepSpeedError
 
 PREFETCHED, BEFORE_NORM = "dynamic, prefetched", "stride 2, before the norm"
-# The third step would settle which gradients stay on the device, and nothing comes before it.
-AT_ONCE = {"keep_grads_on_device": False}
 IN_BACKWARD = {
-    PREFETCHED: {**POLICIES["dynamic"], "prefetch_memory_bytes": 50_000, **AT_ONCE},
+    PREFETCHED: {**POLICIES["dynamic"], "device_memory_bytes": 50_000},
     BEFORE_NORM: {
         **STRIDE,
         "step_before_norm": True,
-        "prefetch_memory_bytes": 20_000,
-        **AT_ONCE,
+        "device_memory_bytes": 20_000,
     },
 }
-"""Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
+"""Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides. In both,
+state comes to the device and goes home again every few steps."""
 ONE_IN = 10
 """In the extent ``few`` one rank takes every case, and two take one in so many."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
@@ -53,7 +62,8 @@ def compare_case(report, extent, number, name, case):
     blocks |= {PREFETCHED: IN_BACKWARD[PREFETCHED]} if ways else {}
     # Ours first: in a fresh process DeepSpeed must not need stock's optimizer to have run.
     try:
-        ours = {policy: play(training(case), block) for policy, block in blocks.items()}
+        with moving():
+            ours = {policy: play(training(case), block) for policy, block in blocks.items()}
     except UnsupportedDeepSpeedError as error:  # on every rank alike
         report["refused"][name] = str(error)
         return
@@ -62,7 +72,8 @@ def compare_case(report, extent, number, name, case):
         report["comparisons"][f"{name} | {policy}"] = differences(trial, stock)
     if BEFORE_NORM in ways:
         act = training(case.changed(config={**case.config, "gradient_clipping": 0}))
-        trial = play(act, IN_BACKWARD[BEFORE_NORM])
+        with moving():
+            trial = play(act, IN_BACKWARD[BEFORE_NORM])
         report["comparisons"][f"{name} | {BEFORE_NORM}"] = differences(trial, play(act, None))
     report["columns"][name] = columns_of(case)
 

@@ -19,7 +19,6 @@ from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
 from seams import (
-    EmulatedDevice,
     StateHomes,
     UpdateWorker,
     hooks,
@@ -397,34 +396,28 @@ def saved_by_a_handler(folder, within):
 # What is held in memory and waited for.
 
 
-@ROWS.check("gradients stay on the device, stride 2", policy="stride 2")
-@ROWS.check("gradients stay on the device, all-device", policy="all-device")
-@ROWS.check("gradients stay on the device, dynamic", policy="dynamic")
-def gradients_on_the_device(_folder, policy):
-    """They are read there, and not in host memory."""
+@ROWS.check("state stays on the device, all-host", policy="all-host")
+@ROWS.check("state stays on the device, stride 2", policy="stride 2")
+@ROWS.check("state stays on the device, dynamic", policy="dynamic")
+def state_on_the_device(_folder, policy):
+    """State and gradients are read there, and not in host memory; looking brings them home."""
 
     def act(trial):
         engine = trial.open(STAGE_3)
         trial.train(engine, 3)
         if trial.block:
-            gradients = inside(engine, "gradients")
-            kept = [*gradients._on_device, *gradients._copies]
-            assert len(kept) == len(inside(engine, "schedule").slot_subgroups) > 0
-            # The CPU lane of the dynamic policy may step any of them.
-            for subgroup in kept if policy != "dynamic" else ():
-                gradients.host_grads(subgroup).fill_(torch.nan)
+            engine.optimizer.background.wait()
+            cache, tiles = inside(engine, "cache"), inside(engine, "schedule").tiles
+            kept = [number for number in cache.tiles if cache.place(number).keeps_grad]
+            assert len(kept) == len(cache.tiles) > len(tiles) // 3
+            for number in kept:
+                home = cache._home_of(number)
+                for tensor in (*home.state, home.grad):
+                    tensor.fill_(torch.nan)
         trial.train(engine, 2)
 
-    same(play(act, POLICIES[policy]), play(act, None))
-
-
-@ROWS.check("gradients go home where there is no room")
-def without_room(_folder):
-    spare = mock.patch.object(EmulatedDevice, "spare_bytes", return_value=6000)
-    with spare, Trial(POLICIES["all-device"]) as trial:  # for some subgroups of 1,400 elements
-        engine = trial.open(STAGE_3)
-        trial.train(engine, 3)
-        assert 0 < len(inside(engine, "gradients")._on_device) < 7
+    block = {**POLICIES[policy], "tile_numel": 256, "device_memory_bytes": 10**9}
+    same(play(act, block), play(act, None))
 
 
 class Asynchronous:
@@ -541,7 +534,7 @@ GO_ON = {
     "stage 3": (NONE_PERSISTENT, STRIDE),
     "stage 3, updated in backward": (
         NONE_PERSISTENT.changed(config={"gradient_clipping": 0.0}),
-        {**STRIDE, "step_before_norm": True, "keep_grads_on_device": False},
+        {**STRIDE, "step_before_norm": True},
     ),
     "stage 2": (STAGE_2, STRIDE),
 }

@@ -12,6 +12,7 @@ from seams import FlatHomes, LateScaled, UpdatePhase, Wait
 ROWS = Rows()
 run = ROWS.run
 ALL_HOST = {**SMALL_TILES, "policy": "all-host"}
+CACHED = {**ALL_HOST, "device_memory_bytes": 10**6}
 AT_STAGE_2 = f"ZeRO-2: {FIRST_CASE}"
 LEFT_OUT = {
     FIRST_CASE: (
@@ -20,12 +21,17 @@ LEFT_OUT = {
         (Wait.PREFETCHED, STRIDE, "H2D"),
         (Wait.STEPPED, STRIDE, "GPU"),
         (Wait.WEIGHTS_READY, STRIDE, ""),
+        (Wait.PREFETCHED, CACHED, "H2D"),
+        (Wait.GRADS_FLUSHED, CACHED, "grads"),
+        (Wait.WEIGHTS_READY, CACHED, ""),
+        (Wait.HOME_WHOLE, CACHED, "D2H"),
     ),
     "offload_param": (
         (Wait.WEIGHTS_READY, STRIDE, ""),
         (Wait.STEPPED, POLICIES["ratio 0.5"], "GPU"),
         (Wait.PREFETCHED, STRIDE, "H2D"),
         (Wait.GRADS_FLUSHED, STRIDE, "grads"),
+        (Wait.STEPPED, CACHED, "GPU"),
     ),
     AT_STAGE_2: (
         (Wait.PREFETCHED, STRIDE, "H2D"),
@@ -55,7 +61,8 @@ def leave_out(_folder, feature, wait, block, lane):
 for feature, waits in LEFT_OUT.items():
     for wait, block, lane in waits:
         given = {"feature": feature, "wait": wait, "block": block, "lane": lane}
-        ROWS.check(f"{wait.name} left out | {feature}", **given)(leave_out)
+        of = ", cached" if block is CACHED else ""
+        ROWS.check(f"{wait.name} left out | {feature}{of}", **given)(leave_out)
 
 
 @ROWS.check("GRAD_READ left out")

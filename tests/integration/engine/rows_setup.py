@@ -107,11 +107,12 @@ TWO_TYPES = {"make": net_of_two_types, "groups": groups_of_two_types}
 TWO_TYPES["config"] = {"bf16": {"enabled": False}}
 DEVICE_BITS = 'KernelError|has not the bits|policy "all-host"'
 HOOKED = "ConfigError|register_step_post_hook|engine.step()"
-UNDER_AUTO = {"case": UNMANAGED, "block": {"prefetch_memory_bytes": "auto"}}
+EARLY = {"case": UNMANAGED.changed(config={**UNMANAGED.config, "gradient_clipping": 0.0})}
+EARLY["block"] = {"step_before_norm": True}
 MORE_THAN_SHOWN = {"block": {"host_memory_bytes": 2**20}, "under": little_memory}
 BITS_OF = {dtype: functools.partial(other_bits, dtype) for dtype in (torch.bfloat16, torch.float32)}
 for name, words, given in (
-    ("prefetching in windows that the caller ends", "'auto' needs managed_gradient", UNDER_AUTO),
+    ("steps in backward of windows that the caller ends", "true needs managed_gradient", EARLY),
     (
         "gradients set at stage 3",
         "ConfigError|gradients cannot be set|enabled",

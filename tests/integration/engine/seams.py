@@ -7,13 +7,14 @@ from deep_optimizer_states.adapter import homes, hooks, own_stream, reshard, ste
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.update_phase import UpdatePhase
-from deep_optimizer_states.adapter.zero3 import ahead, gathers
+from deep_optimizer_states.adapter.zero3 import gathers
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
-from deep_optimizer_states.core import update_worker as barrier
+from deep_optimizer_states.core import cache, update_worker as barrier
+from deep_optimizer_states.core.cache import Budget, Content, TileCache
 from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.device.base import Wait
-from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults, Memory
 from deep_optimizer_states.core.host import ANYWHERE
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind

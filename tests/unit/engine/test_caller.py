@@ -1,8 +1,14 @@
 """Rules against the caller's own asynchronous work: a device whose caller is a lane as well."""
 
 import pytest
-import torch
-from engine_updates import ADAM, make_executor, make_schedule
+from engine_updates import (
+    ADAM,
+    make_cache,
+    make_executor,
+    make_schedule,
+    make_subgroups,
+    send_ahead,
+)
 from late import late
 
 from deep_optimizer_states.core.device import emulated
@@ -52,27 +58,30 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory(without):
     assert done == (["prefetch", "backward"] if without else ["backward", "prefetch"])
 
 
+def sent_ahead(device):
+    """A cache whose first tile was sent ahead."""
+    cache = make_cache(make_schedule("all-device", numels=[64]), device, make_subgroups([64]))
+    send_ahead(cache, [0])
+    return cache
+
+
 @pytest.mark.parametrize("without", [(), (Wait.MEMORY_IDLE,)], ids=KEPT)
 def test_state_sent_ahead_comes_only_after_the_caller_has_left_its_memory(without):
     device = AsynchronousCaller(without)
     device.caller.submit("backward", lambda: None)
-    executor = executor_of(device)
-    executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])
-    assert executor.num_under_way_ahead == (0 if without else 1)
+    place = sent_ahead(device).place(0)
+    assert place.filled.reached() == bool(without)
     device.synchronize()
-    assert executor.num_under_way_ahead == 0
+    assert place.filled.reached()
     device.close()
 
 
 def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_into_it_is_over():
     """The lane is named to the allocator."""
     device, used = AsynchronousCaller(), []
-    executor = executor_of(device)
     submit = device.h2d.submit
     device.h2d.submit = lambda what, work, uses=(): (used.extend(uses), submit(what, work))
-    executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])
+    place = sent_ahead(device).place(0)
     device.synchronize()
     device.close()
-    assert [tensor.data_ptr() for tensor in used] == [
-        tensor.data_ptr() for tensor in executor.ahead[0].tensors
-    ]
+    assert [tensor.data_ptr() for tensor in used] == [it.data_ptr() for it in place.tensors]

@@ -9,11 +9,11 @@ from engine_iterations import place, run_iterations
 from engine_updates import ADAM, SCHEDULES, TAIL, Setup, make_schedule, make_subgroups
 from turns import some
 
+from deep_optimizer_states.core.cache import TileCache, copy_all
 from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.executor import copy_all
 from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.core.verify import Sample
 from deep_optimizer_states.errors import UpdateError
@@ -46,7 +46,8 @@ def is_wrong(expected, schedule, stream, **options):
 
 
 STREAMS = [None, "caller", "h2d", "compute", "d2h", "weights", "grads"]
-KEPT, AHEAD = {"keeps_grads": True}, {"ahead": 6}
+KEPT, AHEAD = {"stays": 4}, {"ahead": 6}
+MOVED = {"stays": 4, "ahead": 6, "move": TileCache.release}
 KEEPING = ("stride 3", "all-device", "stride 2, tiles")
 SENDING = ("all-host, tiles", "stride 1", "stride 1, weights on the host")
 ON_HOST = "weights on the host"
@@ -66,8 +67,10 @@ CONTROLS = [
     (Wait.STAGING_FREE, f"ratio, tiles, {ON_HOST}", "d2h", {}),
     (Wait.WEIGHTS_IDLE, f"all-host, tiles, {ON_HOST}", "caller", {}),
     (Wait.WEIGHTS_READY, f"stride 1, {ON_HOST}", "d2h", {}),
-    # Gradients that stay on the device.
+    # State and gradients that stay on the device.
     (Wait.GRADS_FLUSHED, "all-device", "grads", KEPT),
+    (Wait.PREFETCHED, "all-device", "h2d", KEPT),
+    (Wait.HOME_WHOLE, "all-host, tiles", "d2h", MOVED),
     # Memory of state sent ahead, which the allocator hands out and takes back.
     (Wait.PREFETCHED, "all-host, tiles", "h2d", AHEAD),
     (Wait.STEPPED, "all-host, tiles", "compute", AHEAD),
@@ -83,7 +86,7 @@ MEMORY_IDLE: the stand-in gives no memory out twice; ``test_caller.py`` has it.
 LATE = [
     *((name, stream, {}) for name in SCHEDULES for stream in STREAMS),
     *((name, stream, KEPT) for name in KEEPING for stream in STREAMS),
-    *((name, stream, AHEAD) for name in SENDING for stream in STREAMS),
+    *((name, stream, MOVED) for name in SENDING for stream in STREAMS),
 ]
 """A schedule, the late stream, and options of the iterations."""
 

@@ -56,14 +56,12 @@ def test_host_memory_is_page_locked_in_its_exact_size(runtime, device, numel, dt
 
 @pytest.mark.parametrize(
     ("changes", "spare"),
-    [({}, 30), ({"free": 0}, 0), ({"peak": 90}, -10), ({"total": 300}, 10)],
+    [({}, 40), ({"free": 0}, 10), ({"allocated": 90}, -10), ({"total": 300}, 20)],
 )
-def test_memory_is_spare_that_no_iteration_has_needed_with_a_margin(
-    runtime, device, changes, spare
-):
-    """What the allocator holds beyond the peak is spare; a tenth of the device is left alone."""
+def test_memory_is_free_that_nobody_has_taken_with_a_margin(runtime, device, changes, spare):
+    """What the allocator holds and nobody uses is free; a tenth of the device is left alone."""
     runtime.memory |= changes
-    assert device.spare_bytes() == spare
+    assert device.free_bytes() == spare
 
 
 def test_no_page_is_locked_twice(runtime, device):

@@ -1,6 +1,7 @@
 """Ordering rules on the emulated device: equal with every wait, different without one."""
 
 import dataclasses
+import functools
 import gc
 import sys
 import threading
@@ -13,6 +14,7 @@ from engine_updates import (
     SCHEDULES,
     TAIL,
     Setup,
+    make_cache,
     make_executor,
     make_schedule,
     make_subgroups,
@@ -32,21 +34,52 @@ from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.errors import UpdateError
 
 REFERENCE, SHORT = train(make_schedule())[0], train(make_schedule(), steps=2)[0]
+
+
+@functools.cache
+def reference(steps):
+    return train(make_schedule(), steps=steps)[0]
+
+
 RACES = [2, pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
 """Seeds for each schedule, with its tiles at once and in parts; `make test-all` has 1,980 races."""
 LANES = ["H2D", "GPU", "D2H", "weights", "grads"]
 
 
-@pytest.mark.parametrize(("parts", "ahead"), [(0, 0), (3, 0), (3, 5)])
+def grow_and_shrink(cache, step):
+    """Bring all, some or no tiles home."""
+    (cache.release, cache.flush, lambda: cache.release(range(0, 40, 3)))[step % 3]()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"parts": 3},
+        {"parts": 3, "ahead": 5},
+        {"ahead": 5},
+        {"stays": 100},
+        {"stays": 3, "ahead": 5, "move": grow_and_shrink, "steps": 5},
+        {"parts": 3, "stays": 100, "move": grow_and_shrink, "steps": 5},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_any_schedule_gives_the_all_host_result(name, parts, ahead):
-    """Whether its tiles come at once or in parts, and whatever was sent ahead."""
-    result, plans = train(SCHEDULES[name], parts=parts, ahead=ahead)
-    assert torch.equal(result, REFERENCE)
+def test_any_schedule_gives_the_all_host_result(name, options):
+    """Whether its tiles come at once or in parts, and whatever is on the device."""
+    result, plans = train(SCHEDULES[name], **options)
+    assert torch.equal(result, reference(options.get("steps", 3)))
+    has_room = bool(make_cache(SCHEDULES[name], EmulatedDevice(ADAM))._candidates)
     for plan in plans:
         sent = [action.tile for action in plan.actions if action.kind is Kind.AHEAD]
-        assert bool(sent) == bool(ahead)
         assert set(sent) <= set(plan.device_tiles)
+    if has_room and "ahead" in options:
+        assert "AHD" in str(plans[0])
+    if has_room and options == {"stays": 100}:
+        movable = {*range(len(SCHEDULES[name].tiles))} - SCHEDULES[name].resident_tiles
+        device = SCHEDULES[name].device_tiles or movable
+        assert set(plans[0].device_tiles) >= device
+        assert not plans[1].device_tiles, "nothing of it moves any more"
 
 
 @pytest.mark.slow
@@ -58,6 +91,8 @@ def test_random_delays_change_nothing(name, races, in_parts):
     for seed in range(races):
         faults = Faults(jitter_s=0.0004, seed=seed)
         options = {"parts": 1 + seed % 4, "ahead": seed % 7} if in_parts else {}
+        if seed % 3 == 1:
+            options |= {"stays": seed % 11, "move": grow_and_shrink}
         result, _ = train(SCHEDULES[name], faults, steps=2, **options)
         assert torch.equal(result, SHORT), f"seed {seed}"
 
@@ -88,6 +123,8 @@ def test_a_late_lane_changes_nothing(name, lane):
 
 
 CONTROLS = [
+    # Tiles that stay on the device are brought home before each step.
+    (Wait.HOME_WHOLE, "all-host, tiles", "D2H", 0, 0),
     (Wait.SLOT_FREE, "stride 1", "D2H", 0, 0),
     (Wait.PREFETCHED, "stride 1", "H2D", 0, 0),
     (Wait.STEPPED, "stride 1", "GPU", 0, 0),
@@ -114,7 +151,9 @@ def test_without_a_wait_the_result_differs(wait, name, lane, parts, ahead, is_ke
     faults = Faults(without=frozenset() if is_kept else frozenset({wait}))
     with late(lane) as world:
         start = world.add_update if parts else start_thread
-        result, _ = train(SCHEDULES[name], faults, parts=parts, ahead=ahead, start=start)
+        moving = {"stays": 100, "move": lambda cache, step: cache.release()}
+        options = moving if wait is Wait.HOME_WHOLE else {"parts": parts, "ahead": ahead}
+        result, _ = train(SCHEDULES[name], faults, start=start, **options)
     assert torch.equal(result, REFERENCE) == is_kept
 
 

@@ -63,6 +63,8 @@ def test_a_rank_of_padding_alone_looks_at_the_gradients_themselves():
     gradients._stock = SimpleNamespace(norm_for_param_grads={})
     gradients._layout = SimpleNamespace(owned=frozenset(), numels=[3])
     gradients._partial, gradients._is_closed = set(), True
+    gradients._cache = SimpleNamespace(copy_grads_home=lambda: None)
+    gradients._schedule = SimpleNamespace(resident_subgroups={0})
     gradients._on_device = {0: torch.zeros(3)}
     assert gradients.are_finite()
     gradients._on_device[0][1] = torch.inf

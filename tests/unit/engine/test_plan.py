@@ -100,6 +100,7 @@ def test_the_text_form_of_a_plan(given, text, resident, device, host):
         "1AHD 2CPU 2WTS 1H2D | 1GPU 1D2H 0CPU 0WTS",
         "0CPU 0WTS |",
         "1AHD | 1H2D 1GPU 1D2H 0CPU",
+        "1AHD | 1H2D 1GPU 0CPU 0WTS",
     ],
 )
 def test_what_runs_before_the_norm_stands_before_a_bar(text):
@@ -115,7 +116,8 @@ BOTH_MEMORIES = "where 16-bit weights live in host memory"
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("0H2D 0GPU", "every tile needs"),
+        ("0H2D 0D2H", "every tile needs"),
+        ("0AHD 0H2D 0GPU", "0AHD: it runs before the norm is known; put it before the |"),
         ("0AHD 0H2D 0GPU 0D2H", "0AHD: it runs before the norm is known; put it before the |"),
         ("1CPU 1WTS | 0AHD 0H2D 0GPU 0D2H", "put it before the |"),
         ("0AHD | 0CPU 0WTS", "tile 0 gets '0AHD 0CPU 0WTS'"),
@@ -125,7 +127,7 @@ BOTH_MEMORIES = "where 16-bit weights live in host memory"
         ("0H2D 0D2H 0GPU", "in that order"),
         ("1CPU 1WTS", "tile 0 gets 'nothing'"),
         *((text, BOTH_MEMORIES) for text in ("0CPU 1CPU 1WTS", "0GPU 0D2H 1GPU")),
-        *((text, BOTH_MEMORIES) for text in ("0GPU 1CPU", "0CPU 0D2H")),
+        *((text, BOTH_MEMORIES) for text in ("0GPU 1CPU", "0CPU 0D2H", "0H2D 0GPU 1CPU")),
     ],
 )
 def test_broken_plans_are_refused(text, complaint):

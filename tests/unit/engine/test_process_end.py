@@ -26,7 +26,7 @@ lane.submit("print", lambda: print("last"))
         """
 from concurrent.futures import ThreadPoolExecutor
 from deep_optimizer_states.core.update_worker import TileQueue
-tile_queue = TileQueue(range(2), (), print)
+tile_queue = TileQueue(range(2), lambda tile: (), print)
 ThreadPoolExecutor(1).submit(tile_queue.take, True)
 print("over", flush=True)
 """,

@@ -7,6 +7,7 @@ import pytest
 from engine_updates import Setup, make_schedule, make_subgroups, start_thread
 
 from deep_optimizer_states.core.device.base import Reached
+from deep_optimizer_states.core.plan import AHEAD_CHAIN
 from deep_optimizer_states.core.schedule import AllAtOnce
 from deep_optimizer_states.core.update_worker import TileQueue
 from deep_optimizer_states.errors import UpdateError
@@ -26,7 +27,7 @@ class Later:
 
 def made(num_tiles=6, **options):
     followed = []
-    return TileQueue(range(num_tiles), (), followed.append, **options), followed
+    return TileQueue(range(num_tiles), lambda tile: (), followed.append, **options), followed
 
 
 def test_a_tile_comes_once_and_the_rest_with_the_end():
@@ -66,28 +67,13 @@ def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_b
     numels = [64] * 4
     setup = Setup(make_schedule(numels=numels), device, make_subgroups(numels))
     executor, issued = setup.executor, threading.Semaphore(0)
-    tile_queue = TileQueue([1, 0, 3, 2], executor.claimed, executor.follow)
+    tile_queue = TileQueue([1, 0, 3, 2], setup.cache.chain_of, executor.follow)
     tile_queue.give([2, 3], NOW)
     join = start_thread(lambda: setup.hand_over(tile_queue, lambda tile, event: issued.release()))
     assert all(issued.acquire(timeout=3600) for _ in range(2))
     tile_queue.give_rest(NOW)
     join()
     assert str(executor.last_plan) == "3CPU 3WTS 2CPU 2WTS | 1CPU 1WTS 0CPU 0WTS"
-
-
-def test_what_was_sent_ahead_of_a_tile_that_must_stay_at_home_is_not_used(device):
-    setup = Setup(make_schedule(tile_numel=64), device)
-    executor, work = setup.executor, setup.work
-    for tile in range(4):
-        executor.send_ahead(tile, str(tile), work[tile].tensors.state)
-    tile_queue = TileQueue(range(len(work)), executor.claimed, executor.follow)
-    executor.claim(range(len(work)))
-    tile_queue.give_rest(executor.caller_events(), host_tiles={1, 2})
-    setup.hand_over(tile_queue)
-    assert executor.last_plan.device_tiles == (0, 3)
-    assert str(executor.last_plan).startswith("0AHD 3AHD | 0H2D")
-    assert not executor.claimed
-    assert not list(executor.away)
 
 
 def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
@@ -98,7 +84,7 @@ def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
         asked.append(wait)
         return wait
 
-    arrivals = AllAtOnce(range(8), ahead={5, 7})
+    arrivals = AllAtOnce(range(8), chain_of=lambda tile: AHEAD_CHAIN if tile in (5, 7) else ())
     actions = [str(action) for action in schedule.actions(arrivals, None, has_room)]
     assert actions[:6] == ["5H2D", "5GPU", "5D2H", "7H2D", "7GPU", "7D2H"]
     assert len(asked) == 6, "of the others, and not of these"

@@ -103,7 +103,6 @@ NO_SUCH = ": the paper's software has no such"
         (False, lambda c: c.clear(), r"optimizer\.type = None: "),
         (False, block(policy="often"), r"deep_optimizer_states\.policy"),
         (False, block(step_before_norm=True), r"step_before_norm = True: "),
-        (False, block(prefetch_memory_bytes=9), r"prefetch_memory_bytes = 9: "),
     ],
 )
 def test_a_json_that_the_model_does_not_know_is_refused(with_json, of_paper, change, text):

@@ -9,10 +9,8 @@ weights are released. What is stepped cannot be undone. So whatever would make `
 something else (a gradient that is not finite, a changed learning rate, a second backward) is an
 error that stays until a checkpoint is loaded.
 
-*State ahead* (``prefetch_memory_bytes``): master weights and moments do not depend on gradients.
-While backward runs they are sent into memory that its activations leave, what the next forward
-needs first at the front, and those tiles are stepped on the device. What was sent is a copy: it is
-dropped whenever state might be written, memory is short, or another forward comes first.
+*State ahead*: master weights and moments do not depend on gradients. While backward runs, the
+cache (``core/cache.py``) is asked to prefetch those of the tiles that the next forward needs first.
 
 [Note: several gradients] Autograd adds up what all uses of a parameter contribute, so that a
 backward yields one gradient for each parameter. There are two exceptions. Reentrant checkpointing
@@ -31,8 +29,6 @@ but after DeepSpeed's hook has returned to backward's stream.
 from __future__ import annotations
 
 import collections
-import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,81 +40,9 @@ from deepspeed.utils import z3_leaf_module
 from deep_optimizer_states.adapter.update_phase import UpdatePhase, is_in_backward
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
-from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.policies import MIN_TILE_FRACTION
-from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
+from deep_optimizer_states.config import STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError, UpdateError
-
-LOOK_S = 0.02
-"""Least time between two looks at the memory of a GPU, in seconds: one takes some tenths of a
-millisecond, and backward comes past here for every parameter."""
-GROWTH = 0.1
-"""Share by which the limit of "auto" grows after a window that was not short of memory."""
-
-
-class MemoryBudget:
-    """Device memory for state ahead.
-
-    With "auto" it is what is free now, less what backward was seen to take between two looks, and
-    never more than went well before.
-
-    Args:
-        lanes: Whose memory it is.
-        limit: Bytes, or "auto".
-        tile_bytes: What the largest tile takes.
-    """
-
-    def __init__(self, lanes: Device, limit: int | str, tile_bytes: int) -> None:
-        self._tile_bytes = tile_bytes
-        self._lanes = lanes
-        self._limit: float = math.inf if limit == "auto" else int(limit)
-        self._learns = limit == "auto"
-        self._looked_s = -math.inf
-        self._highest = 0
-        self._is_short = False
-
-    def may_look(self) -> bool:
-        """Return whether what follows may ask the device, which costs time; see ``LOOK_S``."""
-        if not self._learns:
-            return True
-        now_s = time.perf_counter()
-        if now_s - self._looked_s < LOOK_S:
-            return False
-        self._looked_s = now_s
-        return True
-
-    def look(self) -> None:
-        """See how much is in use, in a window in which nothing is ahead."""
-        if self._learns and self.may_look():
-            self._highest = max(self._highest, self._lanes.peak_bytes()[0])
-
-    def allows(self, taken: int, more: int) -> bool:
-        """Return whether ``more`` bytes may be taken beside those that are."""
-        if taken + more > self._limit or self._is_short:
-            return False
-        if not self._learns:
-            return True
-        # Between two looks a layer takes more, and gives it back.
-        between = max(0, self._lanes.peak_bytes()[1] - self._highest)
-        return self._lanes.free_bytes() - between >= more
-
-    @property
-    def is_short(self) -> bool:
-        """Return whether others need what is taken."""
-        return self._learns and self._lanes.free_bytes() < 0
-
-    def was_short(self, taken: int) -> None:
-        """Take no more in this window, and less in the next: memory ran out."""
-        self._is_short = True
-        if self._learns:
-            self._limit = taken // 2
-
-    def next_window(self) -> None:
-        """Begin a window of micro-batches."""
-        if self._learns and not self._is_short:
-            self._limit += max(GROWTH * self._limit, self._tile_bytes)
-        self._is_short = False
 
 
 class Uses:
@@ -184,7 +108,7 @@ class WorkInBackward:
         schedule: Schedule,
         barrier: GatherBarrier,
         update: UpdatePhase,
-        lanes: Device,
+        is_managed: bool,
     ) -> None:
         self._stock = stock
         self._settings = settings
@@ -193,13 +117,8 @@ class WorkInBackward:
         self._barrier = barrier
         self._background = barrier.background
         self._update = update
-        self._executor = update.executor
-        self._lanes = lanes
-        self._sizes = [tile.numel for tile in self._schedule.tiles]
-        largest = max(self._sizes, default=0)
-        self._least_numel = MIN_TILE_FRACTION * largest
-        tile_bytes = self._executor.element_bytes * largest
-        self._room = MemoryBudget(lanes, settings.prefetch_memory_bytes, tile_bytes)
+        self._cache = update.cache
+        self._is_managed = is_managed
         self._disabled_this_window = True
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
         slices, tiles_of = self._layout.slices, self._schedule.tiles_of
@@ -210,7 +129,6 @@ class WorkInBackward:
                 self._params_of.setdefault(tile, set()).add(ds_id)
         self._missing: dict[int, set[int]] = {}
         self._unreleased: dict[int, None] = {}
-        self._num_looked_at = 0
         self.uses = Uses(stock.module)
 
     def begin_forward(self) -> None:
@@ -239,18 +157,12 @@ class WorkInBackward:
                     f'weight was updated; set {name} to {neutral}, or "{STEP_BEFORE_NORM}" to false'
                 )
 
-    def begin_window(self, may_work: bool) -> None:
-        """Begin a window: ``step()`` is over, or nothing was trained yet.
-
-        Args:
-            may_work: Whether where gradients are kept is settled, on which tiles depend.
-        """
+    def begin_window(self) -> None:
+        """Begin a window: ``step()`` is over."""
         self.forget()
-        self._room.next_window()
-        self._disabled_this_window = (
-            not may_work
-            or not self._knows_order
-            or (self._settings.step_before_norm and self._update.is_next_repeated)
+        self._cache.begin_window()
+        self._disabled_this_window = not self._knows_order or (
+            self._settings.step_before_norm and self._update.is_next_repeated
         )
 
     def forget(self) -> None:
@@ -258,7 +170,6 @@ class WorkInBackward:
         self.drop()
         self._missing.clear()
         self._unreleased.clear()
-        self._num_looked_at = 0
 
     @property
     def _knows_order(self) -> bool:
@@ -276,17 +187,16 @@ class WorkInBackward:
 
     def after_hook(self) -> None:
         """Hand over what can be, see [Note: one stream]."""
-        if not self._stock.is_gradient_accumulation_boundary():
-            return
-        if self._disabled_this_window:
-            self._room.look()
+        self.look()
+        if self._disabled_this_window or not self._stock.is_gradient_accumulation_boundary():
             return
         if self._background.is_running and not self._update.is_begun:
             return  # the last update still flushes
         with self._background.changing("backward"):
             if self._settings.step_before_norm:
                 self._hand_over()
-            self._send_ahead()
+            if self._is_managed:  # or no backward knows whether the window ends
+                self._cache.send_ahead(self._order(), self._update.has_given)
 
     def _hand_over(self) -> None:
         tiles = []
@@ -306,57 +216,18 @@ class WorkInBackward:
                 self._background.wait()
             self._update.give(self._order(), tiles)
 
-    def _send_ahead(self) -> None:
-        executor, room = self._executor, self._room
-        if not self._settings.prefetch_memory_bytes or not room.may_look():
+    def look(self) -> None:
+        """See that others have the memory that they need, which a gather takes too."""
+        if not self._cache.look():
             return
-        if room.is_short:
-            self._give_back()
-        order = self._order()
-        while self._num_looked_at < len(order):
-            tile = order[self._num_looked_at]
-            if self._may_be_ahead(tile):
-                more = executor.element_bytes * self._sizes[tile]
-                is_busy = executor.num_under_way_ahead >= MOST_UNDER_WAY
-                if is_busy or not room.allows(self._taken_bytes, more):
-                    return
-                try:
-                    self._update.send_ahead(tile)
-                except torch.OutOfMemoryError:
-                    self._give_back()
-                    return
-            self._num_looked_at += 1
-
-    def _may_be_ahead(self, tile: int) -> bool:
-        """Return whether a tile is the device's, its state elsewhere, and no update has it yet."""
-        schedule = self._schedule
-        if schedule.device_tiles and tile not in schedule.device_tiles:
-            return False  # a policy that gives tiles to the device has chosen them
-        is_worth_it = self._sizes[tile] >= self._least_numel
-        is_here = schedule.tiles[tile].subgroup in schedule.resident_subgroups
-        return is_worth_it and not is_here and not self._update.has_given(tile)
-
-    @property
-    def _taken_bytes(self) -> int:
-        return sum(self._executor.element_bytes * self._sizes[tile] for tile in self._executor.away)
-
-    def _give_back(self) -> None:
-        """Give memory to others who need it."""
-        self._room.was_short(self._taken_bytes)
-        self._executor.drop_ahead()
-
-    def on_gather(self) -> None:
-        """See that the memory is there that a gather takes."""
-        if not self._settings.prefetch_memory_bytes or not self._executor.away:
-            return
-        if self._room.may_look() and self._room.is_short:
-            self._give_back()
-            if self._background.is_running and not self._update.is_begun:
-                self._background.wait()  # what the update has taken is free once it is flushed
+        if self._background.is_running and not self._update.is_begun:
+            self._background.wait()  # what the update has is free once it has ended
+        with self._background.changing("giving device memory back"):
+            self._cache.relieve()
 
     def drop(self) -> None:
-        """Forget what was sent ahead: state may be written, or nobody is about to step."""
-        self._executor.drop_ahead()
+        """Forget what was sent ahead and may not stay: nobody is about to step."""
+        self._cache.drop_passing()
 
     def check_step(self, is_skipped: bool) -> None:
         """Check that stock's ``step()`` has not skipped an update that had begun.
@@ -377,15 +248,13 @@ class WorkInBackward:
 
 
 def refuse_unmanaged(settings: Settings, is_managed: bool) -> None:
-    """Refuse work in backward where nobody knows then whether the window ends.
+    """Refuse steps in backward where nobody knows then whether the window ends.
 
     Raises:
         ConfigError: Names the setting.
     """
-    if settings.works_in_backward and not is_managed:
-        name = STEP_BEFORE_NORM if settings.step_before_norm else PREFETCH_MEMORY
-        value = "true" if settings.step_before_norm else repr(settings.prefetch_memory_bytes)
+    if settings.step_before_norm and not is_managed:
         raise ConfigError(
-            f"{name} = {value} needs managed_gradient_accumulation: without it no backward knows "
-            "whether the accumulation window ends with it; take one of them out"
+            f"{STEP_BEFORE_NORM} = true needs managed_gradient_accumulation: without it no "
+            "backward knows whether the accumulation window ends with it; take one of them out"
         )

@@ -19,21 +19,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
-from deepspeed.utils import log_dist, logger
+from deepspeed.utils import logger
 from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.adapter.update_phase import Gradients
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
+from deep_optimizer_states.core.cache import TileCache, copy_all
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
-from deep_optimizer_states.core.executor import copy_all
 from deep_optimizer_states.core.host import bytes_of_gradients
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
@@ -42,16 +43,17 @@ from deep_optimizer_states.errors import ConfigError
 class GradientFlush(Gradients):
     """Sends reduced gradients to their homes on a lane of their own, in 16 bits.
 
-    A subgroup's final gradients live in host memory, or on the device when they are read there
-    alone. Of others that the device may read it can have a copy. See also [Note: two gradients].
+    Final gradients live in host memory, those of resident subgroups on the device. A tile that the
+    cache keeps has its own where its state is; whoever looks at gradients has them copied home.
+    See also [Note: two gradients].
 
     It owns every home of a gradient but the flat buffer in host memory, which stock holds as
-    ``grad_partitions_flat_buffer``; the flushes in flight; the older gradients of parameters that
-    took no part; and what it has seen of the current window. Of stock it reads that buffer, which
-    micro-batch runs, and the norms, to which it adds those that it takes.
+    ``grad_partitions_flat_buffer``, and the cache's; the flushes in flight; the older gradients of
+    parameters that took no part; and what it has seen of the current window. Of stock it reads that
+    buffer, which micro-batch runs, and the norms, to which it adds those that it takes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
         self,
         stock: Stock,
         layout: Layout,
@@ -59,7 +61,9 @@ class GradientFlush(Gradients):
         lanes: Device,
         barrier: GatherBarrier,
         is_managed: bool,
+        cache: TileCache,
     ) -> None:
+        self._cache = cache
         self._stock = stock
         self._layout = layout
         self._schedule = schedule
@@ -70,7 +74,6 @@ class GradientFlush(Gradients):
         self.dtype = stock.gradient_accumulation_dtype
         self._flushed: dict[int, Event] = {}
         self._on_device: dict[int, Tensor] = {}
-        self._copies: dict[int, Tensor] = {}
         self._partial_flat: Tensor | None = None
         self._partial: set[int] = set()
         self._inactive = InactiveGradients(self._home, stock.master_weights_and_grads_dtype)
@@ -120,13 +123,25 @@ class GradientFlush(Gradients):
         is_resident = subgroup in self._schedule.resident_subgroups
         return self._on_device[subgroup] if is_resident else self.host_grads(subgroup)
 
-    def _final_grads(self, subgroup: int) -> Tensor:
-        grads = self._on_device.get(subgroup)
-        return self.host_grads(subgroup) if grads is None else grads
-
     def _home(self, ds_id: int) -> Tensor:
         place = self._layout.slices[ds_id]
-        return self._final_grads(place.subgroup).narrow(0, place.start, place.numel)
+        return self.beside_state(place.subgroup).narrow(0, place.start, place.numel)
+
+    def _pieces(self, ds_id: int, numel: int) -> list[Tensor]:
+        """Return the first ``numel`` elements of a final gradient where it is kept, in pieces."""
+        whole, found = self._layout.slices[ds_id], list[Tensor]()
+        home, done = self._home(ds_id), 0
+        for number in self._schedule.tiles_of(replace(whole, numel=numel)):
+            tile, cached = self._schedule.tiles[number], self._cache.place(number)
+            if cached is None or not cached.keeps_grad:
+                continue
+            start = max(0, tile.start - whole.start)
+            end = min(numel, tile.start + tile.numel - whole.start)
+            if start > done:
+                found.append(home.narrow(0, done, start - done))
+            found.append(cached.grad.narrow(0, whole.start + start - tile.start, end - start))
+            done = end
+        return [*found, home.narrow(0, done, numel - done)] if done < numel else found
 
     def _partial_home(self, ds_id: int) -> Tensor:
         flat = self._partial_flat
@@ -134,47 +149,20 @@ class GradientFlush(Gradients):
             flat = self._make_partial_homes()
         return self._layout.view(flat, ds_id)
 
-    def _newest(self, ds_id: int) -> Tensor:
-        return self._partial_home(ds_id) if ds_id in self._partial else self._home(ds_id)
+    def _newest(self, ds_id: int, device: torch.device, numel: int) -> Tensor:
+        """Return a copy of what a parameter's gradient is by now, in the order of the caller."""
+        if ds_id in self._partial:
+            pieces = [self._partial_home(ds_id).narrow(0, 0, numel)]
+        else:
+            self._barrier.wait_for(ds_id, Wait.GRAD_READ)  # or it may be on its way to the device
+            pieces = self._pieces(ds_id, numel)
+        moved = [piece.to(device, copy=True, non_blocking=True) for piece in pieces]
+        return moved[0] if len(moved) == 1 else torch.cat(moved)
 
-    def use_spare_memory(self) -> None:
-        """Keep gradients on the device when memory is the only obstacle."""
-        candidates = self._schedule.slot_subgroups
-        chosen, spare = [], self._lanes.spare_bytes()
-        for subgroup in candidates:
-            spare -= self.host_grads(subgroup).nbytes
-            if spare >= 0:
-                chosen.append(subgroup)
+    def _come_home(self) -> None:
+        """Wait for flushes, and copy home what the cache keeps."""
         self.drain()
-        # The dynamic policy may leave any tile to the CPU, which reads host memory.
-        kept = self._copies if self._schedule.dynamic else self._on_device
-        taken = 0
-        for subgroup in chosen:
-            home = self.host_grads(subgroup)
-            kept[subgroup] = self._lanes.empty_device(home.numel(), home.dtype).copy_(home)
-            taken += home.nbytes
-        if candidates:
-            log_dist(
-                f"deep_optimizer_states: gradients of {len(chosen)} of {len(candidates)} subgroups "
-                f"stay on the device, {taken} bytes",
-                ranks=[0],
-            )
-
-    @override
-    def on_device(self, number: int) -> Tensor | None:
-        tile = self._schedule.tiles[number]
-        idx = tile.subgroup
-        if idx in self._copies:
-            return self._copies[idx].narrow(0, tile.start, tile.numel)
-        if idx not in self._on_device or idx in self._schedule.resident_subgroups:
-            return None
-        grad = self._on_device[idx].narrow(0, tile.start, tile.numel)
-        if number in self._schedule.device_tiles:
-            return grad
-        # Too small for the device: the CPU steps it, and reads its gradient from host memory.
-        home = self.host_grads(idx).narrow(0, tile.start, tile.numel)
-        self._lanes.grads.submit(f"gradient of tile {number}", lambda: copy_all([home], [grad]))
-        return None
+        self._cache.copy_grads_home()
 
     def partition(self, params: list[Any], partitions: list[Tensor]) -> None:
         """Start to flush this rank's share of reduced gradients to their home.
@@ -198,33 +186,29 @@ class GradientFlush(Gradients):
         numel, stock = partition.numel(), self._stock
         is_boundary = stock.is_gradient_accumulation_boundary()
         is_final = is_boundary or not self._is_managed
-        homes = [self._home(ds_id) if is_final else self._partial_home(ds_id)]
-        dtype = homes[0].dtype
         if stock.micro_step_id == 0:
-            value = partition.to(dtype, copy=True)
+            value = partition.to(self.dtype, copy=True)
         else:
             # None when a parameter's first gradient arrives after the window's first micro-batch.
             if (flushed := self._flushed.get(ds_id)) is not None:
                 self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
-            newest = self._newest(ds_id).narrow(0, 0, numel)
-            value = newest.to(partition.device, copy=True, non_blocking=True)
-            value.add_(partition.to(dtype).view(value.shape))
+            value = self._newest(ds_id, partition.device, numel)
+            value.add_(partition.to(self.dtype).view(value.shape))
         if is_boundary:
             stock.norm_for_param_grads[ds_id] = stock._constant_buffered_norm2(value)
         if is_final:
             self._partial.discard(ds_id)
             self._barrier.wait_for(ds_id, Wait.GRAD_READ)
-            place = self._layout.slices[ds_id]
-            if place.subgroup in self._copies:
-                homes.append(self._copies[place.subgroup].narrow(0, place.start, place.numel))
+            homes = self._pieces(ds_id, numel)  # an update may just have taken it to the device
         else:
             self._partial.add(ds_id)
-        homes = [home.narrow(0, 0, numel) for home in homes]
+            homes = [self._partial_home(ds_id).narrow(0, 0, numel)]
+        parts = torch.split(value, [home.numel() for home in homes])
         lane = self._lanes.grads
         lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
         lane.submit(
             f"gradient flush of parameter {ds_id}",
-            lambda: copy_all(homes, [value] * len(homes)),
+            lambda: copy_all(homes, parts),
             uses=(value,),
         )
         self._flushed[ds_id] = event = lane.record()
@@ -248,7 +232,7 @@ class GradientFlush(Gradients):
 
     def take_norms_from_homes(self) -> None:
         """Compute norms again after the caller ended the window by hand, after backward."""
-        self.drain()
+        self._come_home()
         stock, device = self._stock, get_accelerator().current_device_name()
         for ds_id in self._layout.slices:
             if ds_id in stock._offload_boundary_param_ids:
@@ -296,10 +280,12 @@ class GradientFlush(Gradients):
         is_covered = bool(owned) and owned <= norms.keys()
         if is_covered and torch.stack([norms[ds_id] for ds_id in owned]).isfinite().all():
             return True
+        self._come_home()
         if self._partial:
-            every = [self._newest(ds_id) for ds_id in self._layout.slices]
+            homes = {True: self._partial_home, False: self._home}
+            every = [homes[ds_id in self._partial](ds_id) for ds_id in self._layout.slices]
         else:
-            every = [self._final_grads(idx) for idx in range(len(self._layout.numels))]
+            every = [self.beside_state(idx) for idx in range(len(self._layout.numels))]
         return all(bool(torch.isfinite(grads).all()) for grads in every)
 
     def begin_step(self) -> None:
@@ -325,15 +311,14 @@ class GradientFlush(Gradients):
     def stale_grads_upcast(self) -> dict[int, Tensor]:
         inactive = self._layout.owned - self._active
         if inactive:
-            self.drain()
+            self._come_home()
         found: dict[int, Tensor] = {}
         for ds_id, gradient in self._inactive.collect(inactive).items():
             place = self._layout.slices[ds_id]
             if place.subgroup not in found:
-                device = self.beside_state(place.subgroup).device
-                final = self._final_grads(place.subgroup)
+                final = self.beside_state(place.subgroup)
                 kept = self._stock.master_weights_and_grads_dtype
-                found[place.subgroup] = final.to(device, kept, copy=True)
+                found[place.subgroup] = final.to(kept, copy=True)
             found[place.subgroup].narrow(0, place.start, place.numel).copy_(gradient)
         return found
 
@@ -363,7 +348,7 @@ class GradientFlush(Gradients):
                 "managed_gradient_accumulation false stock DeepSpeed has the last step's there, "
                 "which is overwritten here; ask after engine.step()"
             )
-        self.drain()
+        self._come_home()
         if ds_id in self._stock.norm_for_param_grads:  # of this window
             kept = self._stock.master_weights_and_grads_dtype
             return self._home(ds_id).to("cpu", kept, copy=True)

@@ -61,14 +61,15 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         refuse_unmanaged(settings, is_managed)
         refuse_native_pins(kwargs["offload_optimizer_config"])
         self._is_managed = is_managed
-        self._may_keep_grads = settings.keep_grads_on_device
         self._probes: list[Tensor] | None = None
         self._work_in_backward: WorkInBackward | None = None
         try:
             self._open(init_optimizer, settings, _master_dtype(kwargs))
             super().__init__(module, init_optimizer, *args, **kwargs)
             refuse_autocast(self)
-            self._update = self._make_update(self._schedule, self._homes, self._gradients)
+            self._update = self._make_update(
+                self._schedule, self._homes, self._gradients, self._cache
+            )
             self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
             self._update.announce(3, self._why_policy)
@@ -78,7 +79,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             raise
 
     def _make_work_in_backward(self) -> WorkInBackward | None:
-        if not self._settings.works_in_backward:
+        if not (self._settings.step_before_norm or self._cache.is_on):
             return None
         work = WorkInBackward(
             self,
@@ -87,10 +88,10 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self._schedule,
             self._barrier,
             self._update,
-            self._lanes,
+            self._is_managed,
         )
         self._gradients.set_callback(work.gradient_is_final)
-        self._barrier.set_callback(work.on_gather)
+        self._barrier.set_callback(work.look)
         if self._settings.step_before_norm:
             self._tell_of_uses(work.uses.count)
         return work
@@ -115,8 +116,9 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         )
         self._schedule = schedule
         self._barrier = GatherBarrier(self.background, self._lanes, layout, schedule)
+        self._cache = self._make_cache(schedule, self.gradient_accumulation_dtype)
         self._gradients = GradientFlush(
-            self, layout, schedule, self._lanes, self._barrier, self._is_managed
+            self, layout, schedule, self._lanes, self._barrier, self._is_managed, self._cache
         )
         self._homes = SubgroupHomes(self, layout, schedule, self._lanes)
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
@@ -155,10 +157,15 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
     def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
         self._masters = masters
 
-    def _settle(self) -> None:
-        super()._settle()
-        if self._work_in_backward is not None:
-            self._work_in_backward.drop()
+    def _get_fp32_opt_state_partition(
+        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
+    ) -> tuple[Tensor, int]:
+        # Who writes keeps what stock calls swap buffers.
+        with self._reading() if release_swap_buffers else contextlib.nullcontext():
+            found: tuple[Tensor, int] = super()._get_fp32_opt_state_partition(
+                param, release_swap_buffers, optim_state_key
+            )
+            return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return stock's, of finished state."""
@@ -166,7 +173,8 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         self.background.wait()
         # Stock appends to them, and takes it back at the end, which a save cut short has not seen.
         self._clear_fp32_optimizer_param_groups()
-        found = dict(super().state_dict())
+        with self._reading():
+            found = dict(super().state_dict())
         return self._homes.without_fresh_moments(found)
 
     def checkpoint_event_prologue(self) -> None:
@@ -300,16 +308,13 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
         else:
             self.background.wait()
         self._gradients.begin_step()
-        if self._may_keep_grads and self._update.has_shown_needs:
-            self._may_keep_grads = False  # once: from then on host memory is not kept up to date
-            self._gradients.use_spare_memory()
         with self.background.under_way("engine.step()"):
             super().step(closure)
             if self._work_in_backward is not None:
                 self._work_in_backward.check_step(is_skipped=self.overflow)
         self._gradients.end_step(is_skipped=self.overflow)
         if self._work_in_backward is not None:
-            self._work_in_backward.begin_window(may_work=not self._may_keep_grads)
+            self._work_in_backward.begin_window()
 
     def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
         """Ask stock for the factor it would multiply gradients with; the kernels apply it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import collections
 import enum
-import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,6 +22,8 @@ from deep_optimizer_states.errors import UpdateError
 
 WAIT_TIMEOUT_S = 600.0
 """Bound of every blocking wait, in seconds; far above any update, far below forever."""
+MARGIN = 0.1
+"""Share of a device's memory that is left alone: what is cut up too small, and what varies."""
 
 
 class Wait(enum.StrEnum):
@@ -43,6 +44,7 @@ class Wait(enum.StrEnum):
     GRAD_READ = "a gradient is overwritten only after the update has read it"
     WEIGHTS_IDLE = "weights are written only after backward has read them"
     MEMORY_IDLE = "memory is written only after work that was queued before it was taken"
+    HOME_WHOLE = "state at home is read only after it has been flushed there"
 
 
 class Event(Protocol):
@@ -200,13 +202,12 @@ class Device(abc.ABC):
         """Return whether a test wants this wait left out."""
         return False
 
-    def spare_bytes(self) -> int:
-        """Return the device memory that no iteration so far has needed, a margin left out."""
-        return sys.maxsize
+    tells_memory: bool = False
+    """Whether it is known how much of its memory is free."""
 
     def free_bytes(self) -> int:
         """Return the device memory that can be had now, a margin left out, or below 0 in it."""
-        return sys.maxsize
+        return 0
 
     def peak_bytes(self) -> tuple[int, int]:
         """Return the bytes that torch has allocated on the device: now, and at most so far."""

@@ -24,7 +24,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event, Stamp, Wait
+from deep_optimizer_states.core.device.base import (
+    MARGIN,
+    WAIT_TIMEOUT_S,
+    Device,
+    Event,
+    Stamp,
+    Wait,
+)
 from deep_optimizer_states.core.host import LaneCores
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.errors import UpdateError
@@ -32,8 +39,6 @@ from deep_optimizer_states.errors import UpdateError
 if TYPE_CHECKING:
     from deep_optimizer_states.core.kernels.triton_adam import TritonAdam
 
-MARGIN = 0.1
-"""Share of the device's memory that is left alone: what is cut up too small, and what varies."""
 _POLL_S = 0.0005
 _CALLER = "the caller's stream"
 _given_up: list[object] = []
@@ -120,6 +125,8 @@ class CudaDevice(Device):
         tail_mode: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
     """
 
+    tells_memory = True
+
     def __init__(self, tail_mode: int) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._tail_mode = tail_mode
@@ -194,13 +201,6 @@ class CudaDevice(Device):
         if domain is None or bus is None or slot is None:
             return None
         return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-
-    @override
-    def spare_bytes(self) -> int:
-        free, total = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device)
-        peak = torch.cuda.max_memory_allocated(self._device)
-        return int(free + held - peak - MARGIN * total)
 
     @override
     def free_bytes(self) -> int:
