@@ -38,7 +38,7 @@ from deep_optimizer_states.core.policies import AUTO
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update_worker import TileQueue, Update, UpdateWorker
 from deep_optimizer_states.core.verify import Sample, is_due
-from deep_optimizer_states.errors import ConfigError, UpdateError
+from deep_optimizer_states.errors import ConfigError, KernelError, UpdateError
 
 _NO_BACKWARD = -1
 """The number that torch gives while no backward runs on this thread."""
@@ -152,8 +152,15 @@ class UpdatePhase:
         if schedule.resident_tiles:
             # The second is that of gradients of parameters that took no part.
             read |= {grad_dtype, stock.master_weights_and_grads_dtype}
-        for dtype in read:
-            steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
+        try:
+            for dtype in read:
+                steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
+        except KernelError as error:
+            is_asked_for = settings.device_memory_bytes != "auto"
+            if schedule.slot_numel or schedule.resident_tiles or is_asked_for:
+                raise
+            cache.switch_off()
+            logger.warning(f"deep_optimizer_states: no state stays on the device: {error}")
         self.executor = Executor(
             cache,
             steppers.host_adam,

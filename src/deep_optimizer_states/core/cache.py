@@ -205,6 +205,10 @@ class TileCache:
         """Return whether there may ever be a place."""
         return self._budget.is_on and bool(self._candidates)
 
+    def switch_off(self) -> None:
+        """Have no place from now on; there is none yet."""
+        self._budget.is_on = False
+
     def place(self, tile: int) -> Place | None:
         """Return a tile's place, if it has one."""
         return self._places.get(tile)

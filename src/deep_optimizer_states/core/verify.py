@@ -91,7 +91,8 @@ class Sample:
                 raise UpdateError(
                     f"update {update} since the start, {work.name}, went wrong: {found.name} of "
                     f"its element {part.start + found.index} is {found.value!r}, repeated on the "
-                    f'CPU {found.expected!r}; until this is understood, use policy "all-host"'
+                    f'CPU {found.expected!r}; until this is understood, use policy "all-host" and '
+                    '"device_memory_bytes" 0'
                 )
 
 
@@ -116,7 +117,7 @@ the first update. The last piece holds the tail of every vector width up to 16."
 _NUMEL = 2**16 + 15
 _STEPS = 3
 _BETAS = (0.9, 0.95)
-_WAY_OUT = 'use policy "all-host", which needs no Adam on the device'
+_WAY_OUT = 'use policy "all-host" and "device_memory_bytes" 0, which need no Adam on the device'
 _FLUSHES = (
     "this thread flushes subnormal numbers to zero, perhaps by a library built with -ffast-math, "
     "and a GPU does not: call torch.set_flush_denormal(False) before deepspeed.initialize, or "

@@ -14,6 +14,7 @@ from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
 from seams import (
     EmulatedDevice,
     Faults,
+    Memory,
     UpdateError,
     Wait,
     check_device_adam,
@@ -97,6 +98,17 @@ def refuse(_folder, words, case=ONE, block=None, then=None, under=contextlib.nul
     for engine in list(trial._engines):
         answer(functools.partial(trial.end, engine))
     assert [word for word in words.split("|") if word not in said] == [], said
+
+
+@ROWS.check("where the device has other bits no state stays on it under policy all-host")
+def no_state_on_it(_folder):
+    block = {**POLICIES["all-host"], "device_memory_bytes": "auto"}
+    with Trial(block, memory=Memory(10**8)) as trial:
+        with other_bits(torch.bfloat16):
+            engine = trial.open(CASES[FIRST_CASE])
+        assert not inside(engine, "cache").is_on
+    with Trial(block, memory=Memory(10**8)) as trial:
+        assert inside(trial.open(CASES[FIRST_CASE]), "cache").is_on
 
 
 NATIVE = functools.partial(mock.patch.dict, "os.environ", DS_PIN_MEMORY_BACKEND="native")
