@@ -186,7 +186,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
             f'"optimizer" block, or pass it a DeepSpeedCPUAdam{out}'
         )
     # Before there is an optimizer, whose threads nobody would end if this failed.
-    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
+    if settings.just_in_time_forward:
         time_own_stream(engine.tput_timer)
     module, name, ours = _adapter_of(engine, settings)
     # The method looks the name up in this module when it runs: swap it for the length of the call.
@@ -212,6 +212,7 @@ def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
             settings=settings,
             # Stock has no subgroups at these stages, so that its default means nothing here.
             subgroup_numel=zero.sub_group_size if is_given else 0,
+            get_module=lambda: engine.module,
         )
         return module, "DeepSpeedZeroOptimizer", flat
     # DeepSpeed imports this module later, and it subclasses stock's optimizer: it must not meet

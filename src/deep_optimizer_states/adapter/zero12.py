@@ -29,9 +29,12 @@ from deepspeed.runtime.zero.stage_1_and_2 import (
     DeepSpeedZeroOptimizer,
 )
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import override
 
+from deep_optimizer_states.adapter.barrier import Barrier
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice
+from deep_optimizer_states.adapter.in_flight import WeightsInFlight
 from deep_optimizer_states.adapter.update_phase import (
     Gradients,
     InterleavedOptimizer,
@@ -42,7 +45,7 @@ from deep_optimizer_states.adapter.update_phase import (
 )
 from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.plan import cut_flat_state
+from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
 
@@ -51,8 +54,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     """ZeRO-1 and ZeRO-2 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights, moments and gradients in fp32, 16 bytes a parameter; stock's
-    16-bit copy beside them is given up. ``step()`` waits for all tiles: it ends with a gather of
-    all weights. So nothing is in flight outside of it, unless it was interrupted.
+    16-bit copy beside them is given up. ``step()`` ends with a gather of all weights. Where several
+    ranks share them, it waits for all tiles before. One rank by itself has nothing to gather, and
+    returns when the update is launched: see ``in_flight``.
 
     It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
     are made in :meth:`initialize_optimizer_states`, which stock's constructor calls when it has
@@ -62,6 +66,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         init_optimizer, args, kwargs: As DeepSpeed passes them to its own class.
         settings: The checked block of the config.
         subgroup_numel: Elements of a subgroup, where the user gave them; 0 for one tile.
+        get_module: Returns the engine's model.
     """
 
     param_buffer_of_bit16_for_cpu_offload_groups: list[Tensor]
@@ -70,6 +75,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     partition_size: list[int]
     params_already_reduced: list[bool]
     gradient_accumulation_steps: int
+    _weights: WeightsInFlight | None = None
+    """Who waits for single tiles; None where ``step()`` waits for all."""
 
     def __init__(
         self,
@@ -77,22 +84,25 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         *args: Any,
         settings: Settings,
         subgroup_numel: int,
+        get_module: Callable[[], Module],
         **kwargs: Any,
     ) -> None:
         offload = kwargs["offload_optimizer_config"]
         refuse_native_pins(offload)
-        # State and gradients lie in host memory, and nothing waits for single tiles.
-        none = {"device_memory_bytes": 0, "just_in_time_forward": False}
         self._subgroup_numel = subgroup_numel
         self._hidden = contextlib.ExitStack()
         self._is_made = False
         self._done: list[Tensor] | None = None
+        self._is_left_in_flight = False
         self._locks_pages = bool(offload.pin_memory)
         # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
         kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
         try:
-            self._open(init_optimizer, settings.model_copy(update=none))
+            # State and gradients lie in host memory.
+            self._open(init_optimizer, settings.model_copy(update={"device_memory_bytes": 0}))
             super().__init__(init_optimizer, *args, **kwargs)
+            if self._settings.just_in_time_forward:
+                self._weights = self._make_weights_in_flight(get_module)
         except BaseException:
             self._close_after_failure()
             raise
@@ -102,13 +112,16 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def initialize_optimizer_states(self) -> None:
         """Move master weights to where they live, and take moments and gradients there."""
         self._refuse_other_types()
+        if any(dist.get_world_size(group) > 1 for group in self.real_dp_process_group):
+            self._settings = self._settings.model_copy(update={"just_in_time_forward": False})
         # Releases up to 0.19.6 have the quotient of two whole numbers, a float.
         self.partition_size = [int(numel) for numel in self.partition_size]
         slices = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
         numels = [part.numel for part in slices]
         schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
+        self._slices, self._schedule = slices, schedule
         self._homes = FlatHomes(self, slices, schedule, self._lanes)
-        self._gradients = LateScaled(self, slices)
+        self._gradients = LateScaled(self, slices, self.background.wait)
         self._take_memory()
         cache = self._make_cache(schedule, LateScaled.dtype)
         self._update = self._make_update(schedule, self._homes, self._gradients, cache)
@@ -124,6 +137,15 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
                 f'"{BLOCK}" works on weights of one type at ZeRO stages 1 and 2; those of this '
                 f"model's parameter groups are {' and '.join(types)}: convert the model to one"
             )
+
+    def _make_weights_in_flight(self, get_module: Callable[[], Module]) -> WeightsInFlight:
+        params, runs = [], {}
+        for param in itertools.chain.from_iterable(self.params_in_partition):
+            group, _, start, numel = self.grad_position[self.get_param_id(param)]
+            params.append(param)
+            runs[id(param)] = runs_within(self._slices, SubgroupSlice(group, start, numel))
+        barrier = Barrier(self.background, self._lanes, self._schedule, runs)
+        return WeightsInFlight(get_module, params, barrier)
 
     def _take_memory(self) -> None:
         masters, numel = self._masters, sum(self.partition_size)
@@ -163,13 +185,23 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     # State: whoever looks at it, stock's own methods too, sees the finished update.
 
+    def _wait(self) -> None:
+        """Wait for the update in flight, after which all may be read."""
+        self.background.wait()
+        if self._weights is not None:
+            self._weights.give_back()
+
+    def _settle(self) -> None:
+        self._wait()
+        self._release_state()
+
     @property
     def single_partition_of_fp32_groups(self) -> list[Tensor]:
         """Master weights by parameter group, with their gradients."""
         if self._done is not None:
             return self._done
         if self._is_made:
-            self.background.wait()
+            self._wait()
             if not self._gradients.is_writing:  # stock asks in backward, to reach the gradients
                 self._release_state()
             self._gradients.settle()
@@ -192,8 +224,17 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def clear_backward_seen_flag(self) -> None:
         """Refuse a forward with weights of an update that failed."""
         self._refuse_half_a_backward()
-        self.background.wait()
+        if self._weights is not None and self._weights.is_up:
+            self.background.check()
+        else:
+            self._wait()
         super().clear_backward_seen_flag()
+
+    def backward_prologue(self) -> None:
+        """Begin a backward, perhaps of a graph that is older than the update in flight."""
+        if self._weights is not None:
+            self._weights.wait()
+        super().backward_prologue()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Let stock move what no update uses any more."""
@@ -221,17 +262,10 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     def _link_all_hp_params(self) -> None:
         super()._link_all_hp_params()
-        if self.checkpoints is None:
-            return
         for param in itertools.chain.from_iterable(self.bit16_groups):
-            param.set_full_hp_param = self._releasing_state(param.set_full_hp_param)
-
-    def _releasing_state(self, write: Callable[..., None]) -> Callable[..., None]:
-        def release_and_write(*args: Any, **kwargs: Any) -> None:
-            self._release_state()
-            write(*args, **kwargs)
-
-        return release_and_write
+            for name in ("get_full_hp_param", "get_full_hp_grad", "set_full_hp_grad"):
+                setattr(param, name, call_after(self._wait, getattr(param, name)))
+            param.set_full_hp_param = call_after(self._settle, param.set_full_hp_param)
 
     def _relink_moments(self) -> None:
         """Make stock's views of moments view those that are stepped."""
@@ -263,12 +297,15 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             UpdateError: A lane failed, in this update or in an earlier one.
         """
         self._refuse_half_a_backward()
-        self.background.wait()
+        self._wait()
+        self._is_left_in_flight = False
         with (
             self.background.under_way("engine.step()"),
             contextlib.ExitStack() as self._hidden,
         ):
             super().step(closure)
+        if self._weights is not None and self._is_left_in_flight:
+            self._weights.put_up()
 
     def unscale_and_clip_grads(self, grad_groups_flat: list[Tensor], total_norm: Any) -> None:
         """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
@@ -283,25 +320,39 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         if group_no > 0:
             return
         stand_in_for_step(self.optimizer)
-        self._update.launch(None, self._grad_scale)
-        self._lazy_init_hp_params_optimizer_state()
+        weights = self._weights
+        self._is_left_in_flight = weights is not None and weights.may_wait
+        order = weights.next_order() if weights is not None and self._is_left_in_flight else None
+        self._update.launch(order, self._grad_scale)
+        with self._handing_out(self._masters):  # of which it makes views
+            self._lazy_init_hp_params_optimizer_state()
         self._hidden.enter_context(self._nothing_to_copy())
 
     @contextlib.contextmanager
-    def _nothing_to_copy(self) -> Any:
+    def _nothing_to_copy(self) -> Iterator[None]:
         """Hide the 16-bit weights, which the executor has written, until buffers are reset.
 
         Stock's loop copies each group's master weight to the buffer in host memory, and that to its
         16-bit weights. All three are empty meanwhile.
         """
         weights = self.parallel_partitioned_bit16_groups
-        done = [master.new_empty(0) for master in self._masters]
-        nothing = [[part.new_empty(0) for part in parts] for parts in weights]
+        self.parallel_partitioned_bit16_groups = [
+            [part.new_empty(0) for part in parts] for parts in weights
+        ]
         try:
-            self._done, self.parallel_partitioned_bit16_groups = done, nothing
+            with self._handing_out([master.new_empty(0) for master in self._masters]):
+                yield
+        finally:
+            self.parallel_partitioned_bit16_groups = weights
+
+    @contextlib.contextmanager
+    def _handing_out(self, masters: list[Tensor]) -> Iterator[None]:
+        """Give stock these as master weights, which it does not read, without a wait."""
+        self._done = masters
+        try:
             yield
         finally:
-            self._done, self.parallel_partitioned_bit16_groups = None, weights
+            self._done = None
 
     def reset_cpu_buffers(self) -> None:
         """Show them again, between stock's loop over groups and the gather of new weights."""
@@ -315,6 +366,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             UpdateError: The update in flight failed, which nobody was told before.
         """
         with self._ending():
+            if self._weights is not None:
+                self._weights.take_down()
             self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
             super().destroy()
 
@@ -342,6 +395,27 @@ def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Subgrou
     ]
 
 
+def runs_within(slices: Sequence[SubgroupSlice], part: SubgroupSlice) -> list[Tile]:
+    """Return the elements of a part of a group, a run for each subgroup that has some."""
+    runs = []
+    for idx, whole in enumerate(slices):
+        start = max(part.start, whole.start)
+        end = min(part.start + part.numel, whole.start + whole.numel)
+        if whole.master == part.master and start < end:
+            runs.append(Tile(idx, start - whole.start, end - start))
+    return runs
+
+
+def call_after(prepare: Callable[[], None], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, before which ``prepare`` is called."""
+
+    def prepare_and_call(*args: Any, **kwargs: Any) -> Any:
+        prepare()
+        return call(*args, **kwargs)
+
+    return prepare_and_call
+
+
 class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
@@ -349,12 +423,20 @@ class LateScaled(Gradients):
 
     Attributes:
         is_writing: Whether stock reads or writes gradients now, which are not to be scaled.
+
+    Args:
+        stock: DeepSpeed's optimizer.
+        slices: Its subgroups.
+        wait: Waits for the update in flight, which reads gradients as they are.
     """
 
     dtype = torch.float32
 
-    def __init__(self, stock: Stock, slices: Sequence[SubgroupSlice]) -> None:
+    def __init__(
+        self, stock: Stock, slices: Sequence[SubgroupSlice], wait: Callable[[], None]
+    ) -> None:
         self._stock = stock
+        self._wait = wait
         self._slices = slices
         self._grads: list[Tensor] = []
         self._owed: dict[int, float] = {}
@@ -381,8 +463,9 @@ class LateScaled(Gradients):
 
     def settle(self, param_ids: Iterable[int] | None = None) -> None:
         """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
-        if self.is_writing:
+        if self.is_writing or not self._owed:
             return
+        self._wait()
         for param_id in list(self._owed if param_ids is None else param_ids):
             factor = self._owed.pop(param_id, 1.0)
             if factor != 1.0:

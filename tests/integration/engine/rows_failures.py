@@ -210,7 +210,7 @@ def interrupted_then_loaded(folder):
 
 
 @ROWS.check("Ctrl-C in a step", case=NONE_PERSISTENT, block={"just_in_time_forward": False})
-@ROWS.check("Ctrl-C in a step at stage 2", case=STAGE_2, block={})
+@ROWS.check("Ctrl-C in a step at stage 2", case=STAGE_2, block={"just_in_time_forward": False})
 def interrupted_step(folder, case, block):
     """It comes when the step is whole."""
     with Trial({**STRIDE, **block}) as trial:
@@ -227,7 +227,7 @@ def interrupted_step(folder, case, block):
 @ROWS.check("a second Ctrl-C in a step at stage 2")
 def interrupted_twice(folder):
     """It is let through: the half step is neither saved nor trained on."""
-    with Trial(STRIDE) as trial:
+    with Trial(WAITED_FOR) as trial:
         engine = in_flight(trial, STAGE_2, steps=0)
         engine.save_checkpoint(folder, "one")
         trial.hold(engine)
@@ -547,12 +547,10 @@ def after_uninstall(folder):
         trial.train(engine, 3)
         if trial.block:
             engine.save_checkpoint(folder, name)
-        if case.stage == 3:
-            trial.hold(engine)
+        trial.hold(engine)
         trial.train(engine, 1)
         if trial.block:
-            if case.stage == 3:
-                trial.let_go(engine)
+            trial.let_go(engine)
             uninstall()
             after = nothing_is_ours()
             other = [place for place, one in before.items() if after.get(place) is not one]

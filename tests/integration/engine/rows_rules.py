@@ -38,6 +38,7 @@ LEFT_OUT = {
         (Wait.STEPPED, STRIDE, "GPU"),
         (Wait.SLOT_FREE, STRIDE, "D2H"),
         (Wait.STAGING_FREE, ALL_HOST, "weights"),
+        (Wait.WEIGHTS_READY, STRIDE, ""),
     ),
 }
 """Feature -> a wait, a policy that needs it, and the lane that is as late as it may be then."""

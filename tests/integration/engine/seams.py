@@ -3,7 +3,16 @@
 # ruff: noqa: F401
 
 from deep_optimizer_states import install, uninstall
-from deep_optimizer_states.adapter import homes, hooks, own_stream, reshard, steppers, update_phase
+from deep_optimizer_states.adapter import (
+    homes,
+    hooks,
+    in_flight,
+    own_stream,
+    reshard,
+    steppers,
+    update_phase,
+    zero12,
+)
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.update_phase import UpdatePhase

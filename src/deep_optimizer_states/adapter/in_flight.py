@@ -1,0 +1,217 @@
+"""Weights of ZeRO-1 and ZeRO-2 while an update is in flight: who reads one waits for its tiles.
+
+At stage 3 every way to a weight leads through a gather, which waits. Below it a weight is an
+ordinary parameter, which anybody may read at any time. Until a parameter's own tiles are updated,
+two things are in the way:
+
+*A hook before each module's forward* waits for the module's own parameters. It sees uses of which
+torch does not tell: by compiled kernels, and behind the wrappers of ``torch.func``.
+
+*The class of the parameter* is :class:`InFlight`, which torch tells of every call with one among
+its arguments. So an operation in another module, ``data``, ``state_dict()`` or a copy wait as well.
+
+The first of both gives the parameter its own class back, and nothing is left to do for the others.
+
+[Note: unseen reads] Code that was compiled as a whole or scripted reads its weights without either,
+and asks for the class of a parameter as it was when the code was compiled. With such a module, or
+with a parameter of a class of its own, ``step()`` waits for the whole update.
+
+[Note: evaluation] In evaluation some of torch's layers have a shorter way with other bits, which
+they take only if all weights below them are plain parameters. So there a module waits for all
+parameters below it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.utils._pytree import tree_leaves
+
+from deep_optimizer_states.adapter.barrier import Barrier
+
+_LOOKED_AT = ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "ndim", "layout")
+_READS_NO_WEIGHT = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in _LOOKED_AT),
+        *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad")),
+        Tensor.grad.__delete__,  # type: ignore[attr-defined]
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.element_size, Tensor.is_floating_point),
+    )
+)
+"""What optimizers, frameworks and logs ask of parameters between two iterations."""
+
+
+class InFlight(Parameter):
+    """A parameter whose weights an update may still write, and which nobody has read since.
+
+    Each engine has a class of its own.
+    """
+
+    weights_in_flight: WeightsInFlight
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Wait for the parameters among the arguments, and do what was asked for.
+
+        Raises:
+            UpdateError: The update failed.
+        """
+        kwargs = kwargs or {}
+        waiting: list[InFlight] = []
+        if func not in _READS_NO_WEIGHT:
+            waiting = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, InFlight)]
+        if not waiting:  # it would be asked again
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for param in waiting:
+            if isinstance(param, InFlight):  # another thread may have been faster
+                param.weights_in_flight.let_through(param)
+        return func(*args, **kwargs)
+
+    # Both ask for the class before they read, and a copy would have this one for good.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.weights_in_flight.let_through(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.weights_in_flight.let_through(self)
+        return self.__reduce_ex__(protocol)
+
+
+class WeightsInFlight:
+    """The trained parameters of an engine below stage 3, and who may read them already.
+
+    It owns the hooks in the engine's modules, and the class of these parameters.
+
+    Args:
+        get_module: Returns the engine's model, which the user may replace.
+        params: What is trained.
+        barrier: Where to wait for a parameter, by its ``id``.
+    """
+
+    def __init__(
+        self, get_module: Callable[[], Module], params: Iterable[Parameter], barrier: Barrier
+    ) -> None:
+        self._get_module = get_module
+        self._params = {id(param): param for param in params}
+        self._barrier = barrier
+        self._has_plain_params = all(type(param) is Parameter for param in self._params.values())
+        self._class: Any = type(InFlight.__name__, (InFlight,), {"weights_in_flight": self})
+        self._waiting: dict[int, Parameter] = {}
+        self._hooks = [
+            module.register_forward_pre_hook(self._hook_of(module), prepend=True)
+            for module in get_module().modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
+
+    def _hook_of(self, module: Module) -> _BeforeForward:
+        own, below = (
+            [param for param in module.parameters(recurse) if id(param) in self._params]
+            for recurse in (False, True)
+        )
+        return _BeforeForward(self, own, below)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether every read of a weight will be seen; if not, ``step()`` waits for all."""
+        return self._has_plain_params and not any(
+            is_read_unseen(module) for module in self._get_module().modules()
+        )
+
+    def next_order(self) -> tuple[int, ...]:
+        """Return the order of an update's tiles, those first that are read first."""
+        return self._barrier.next_order()
+
+    def put_up(self) -> None:
+        """Let whoever reads a weight from now on wait for its tiles."""
+        for key, param in self._params.items():
+            self._waiting[key] = param
+            param.__class__ = self._class
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there are parameters that nobody has waited for."""
+        return bool(self._waiting)
+
+    def let_through(self, param: Parameter) -> None:
+        """Wait until a parameter's tiles are updated, and let everybody read it.
+
+        Raises:
+            UpdateError: The update failed.
+        """
+        background = self._barrier.background
+        if not background.overlooks_failure:  # or it has ended, whatever became of it
+            background.check()
+            self._barrier.use([id(param)])
+        self._give_back(param)
+
+    def wait(self) -> None:
+        """Wait for the tiles of all parameters that nobody has waited for.
+
+        Raises:
+            UpdateError: The update failed.
+        """
+        for param in list(self._waiting.values()):
+            self.let_through(param)
+
+    def give_back(self) -> None:
+        """Let everybody read every parameter: no update is in flight."""
+        for param in list(self._waiting.values()):
+            self._give_back(param)
+
+    def take_down(self) -> None:
+        """Leave nothing behind in the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self.give_back()
+
+    def _give_back(self, param: Parameter) -> None:
+        param.__class__ = Parameter
+        self._waiting.pop(id(param), None)
+
+
+class _BeforeForward:
+    """Waits for the parameters of a module that is about to run."""
+
+    def __init__(
+        self, weights: WeightsInFlight, own: Sequence[Parameter], below: Sequence[Parameter]
+    ) -> None:
+        self._weights = weights
+        self._own = own
+        self._below = below
+
+    def __call__(self, module: Module, _args: Any) -> None:
+        if self._weights.is_up:
+            # See [Note: evaluation].
+            for param in self._own if module.training else self._below:
+                if isinstance(param, InFlight):
+                    self._weights.let_through(param)
+
+    def __reduce__(self) -> Any:
+        return _wait_for_nothing, ()  # a copy of the model has weights of its own
+
+
+def _wait_for_nothing() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(_module: Module, _args: Any) -> None:
+    return
+
+
+def is_read_unseen(module: Module) -> bool:
+    """Return whether torch does not tell of the weights that a module reads."""
+    is_compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    return is_compiled or isinstance(module, torch.jit.ScriptModule)

@@ -1,0 +1,373 @@
+"""Weights at stages 1 and 2 while an update is in flight: whoever reads or writes one waits."""
+
+import contextlib
+import copy
+import functools
+import io
+from unittest import mock
+
+import torch
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+)
+from engines import (
+    STRIDE,
+    WIDTH,
+    Case,
+    Net,
+    answer,
+    differences,
+    play,
+    play_late,
+    same,
+)
+from rows import Rows
+from seams import in_flight, zero12
+from torch.nn import functional as F
+
+ROWS = Rows()
+run = ROWS.run
+AT_1, AT_2 = Case(accumulation=1, zero={"stage": 1}), Case(accumulation=1, zero={"stage": 2})
+
+
+def outputs(engine, model=None):
+    """Of a fixed batch."""
+    x = torch.linspace(-1, 1, 4 * WIDTH, dtype=torch.bfloat16, device=engine.device)
+    return (model or engine.module)(x.reshape(4, WIDTH))
+
+
+def step_in_flight(trial, engine):
+    """A window whose update goes on a while after its step() has returned."""
+    trial.hold(engine)
+    trial.train(engine, 1)
+    trial.let_go(engine)
+
+
+def between_steps(act=None, case=AT_2):
+    """Do something while each of four updates is in flight, and train on with what it leaves.
+
+    With nothing to do, the next forward comes while they are.
+    """
+
+    def played(trial):
+        engine = trial.open(case)
+        for _ in range(4):
+            step_in_flight(trial, engine)
+            if act is not None:
+                act(trial, engine)
+                trial.see_state(engine)
+
+    return played
+
+
+# Reads and writes outside of a forward.
+
+
+def read_by_hand(trial, engine):
+    trial.see("weights", [parameter.detach().clone() for parameter in engine.module.parameters()])
+
+
+def write_by_hand(trial, engine):
+    for number, parameter in enumerate(engine.module.parameters()):
+        if number % 2:
+            parameter.data.mul_(0.5)
+        else:
+            with torch.no_grad():
+                torch._foreach_add_([parameter], 0.01)
+
+
+def save_by_hand(trial, engine):
+    file = io.BytesIO()
+    torch.save(engine.module.state_dict(), file)
+    file.seek(0)
+    trial.see("saved weights", list(torch.load(file).values()))
+
+
+def copy_by_hand(trial, engine):
+    """As an average of weights is kept. The copy is a model like any other."""
+    copied = copy.deepcopy(engine.module)
+    assert {type(parameter) for parameter in copied.parameters()} == {torch.nn.Parameter}
+    trial.see("outputs of the copy", outputs(engine, copied))
+
+
+def read_state(trial, engine):
+    for parameter in engine.module.parameters():
+        trial.see("master weights", safe_get_full_fp32_param(parameter))
+        trial.see("moments", safe_get_full_optimizer_state(parameter, "exp_avg"))
+        trial.see("gradient", safe_get_full_grad(parameter))
+
+
+def write_state(trial, engine):
+    weight = engine.module.layers[1].weight
+    safe_set_full_fp32_param(weight, torch.full_like(weight, 0.01, dtype=torch.float32))
+    safe_set_full_grad(weight, torch.full_like(weight, 0.02, dtype=torch.float32))
+
+
+def gradients_by_group(trial, engine):
+    for gradients in engine.optimizer.offload_gradient_dict.values():
+        trial.see("gradients", [gradients[idx] for idx in range(len(gradients))])
+
+
+def evaluate(trial, engine):
+    engine.eval()
+    with torch.no_grad():
+        trial.see("outputs in evaluation", engine(torch.ones(4, WIDTH, dtype=torch.bfloat16)))
+    engine.train()
+
+
+def load_weights(trial, engine):
+    weights = {name: torch.full_like(it, 0.01) for name, it in engine.module.state_dict().items()}
+    engine.module.load_state_dict(weights)
+    engine.optimizer.refresh_fp32_params()
+
+
+BY_HAND = (read_by_hand, write_by_hand, save_by_hand, copy_by_hand, evaluate, load_weights)
+OF_STATE = (read_state, write_state, gradients_by_group)
+for number, act in enumerate((*BY_HAND, *OF_STATE)):
+    case = AT_1 if number % 3 == 0 else AT_2
+    ROWS.compare(f"{act.__name__} between steps, stage {case.stage}")(between_steps(act, case))
+
+
+# Forwards that do not call every module that owns what they read.
+
+
+class Tied(torch.nn.Module):
+    """Its first layer reads the weight of the last one, whose forward comes later."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = Net(3).layers
+        self.last = torch.nn.Linear(WIDTH, WIDTH)
+        self.layers[1].weight = self.layers[0].weight
+
+    def forward(self, x):
+        x = F.linear(x, self.last.weight)
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return self.last(x)
+
+
+class Attending(torch.nn.Module):
+    """Torch's attention reads the weights of its output layer without calling it."""
+
+    def __init__(self):
+        super().__init__()
+        kind = functools.partial(torch.nn.TransformerEncoderLayer, dropout=0.0, batch_first=True)
+        self.layers = torch.nn.ModuleList(kind(8, 2, 16) for _ in "ab")
+        self.first, self.last = torch.nn.Linear(WIDTH, 8), torch.nn.Linear(8, WIDTH)
+
+    def forward(self, x):
+        x = self.first(x)[None]
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x[0])
+
+
+class Recurrent(torch.nn.Module):
+    """Torch's LSTM keeps its weights in a list beside its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.LSTM(WIDTH, WIDTH) for _ in "ab")
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)[0] + x
+        return x
+
+
+class Uncalled(Net):
+    """Its layers are run without a call of theirs."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer.forward(x)) + x
+        return x
+
+
+for make in (Tied, Attending, Recurrent, Uncalled):
+    played = between_steps(case=AT_2.changed(make=make))
+    ROWS.compare(f"a model that is {make.__name__}")(played)
+
+
+@ROWS.compare("torch's shorter ways in evaluation")
+def evaluate_attention(trial):
+    between_steps(evaluate, AT_2.changed(make=Attending))(trial)
+
+
+def transformed(trial, engine):
+    """Behind the wrappers of torch.func no call names a parameter."""
+    parameters = dict(engine.module.named_parameters())
+
+    def loss(weights):
+        called = torch.func.functional_call(
+            engine.module, weights, (torch.ones(4, WIDTH).bfloat16(),)
+        )
+        return called.float().sum()
+
+    trial.see("gradients by torch.func", list(torch.func.grad(loss)(parameters).values()))
+
+
+ROWS.compare("functional_call under torch.func.grad")(between_steps(transformed))
+
+
+@ROWS.compare("reentrant checkpointing, accumulation")
+def recompute(trial):
+    case = AT_2.changed(make=functools.partial(Net, reentrant=True), accumulation=2)
+    between_steps(case=case)(trial)
+
+
+@ROWS.compare("a backward of a graph that is older than the update")
+def older_graph(trial):
+    engine = trial.open(AT_2)
+    for _ in range(3):
+        first, second = trial.loss(engine), trial.loss(engine)
+        engine.backward(first)
+        trial.hold(engine)
+        trial.step(engine)
+        trial.let_go(engine)
+        engine.backward(second)
+        trial.step(engine)
+
+
+@ROWS.compare("an error in forward, then the same batch")
+def forward_fails(trial):
+    engine = trial.open(AT_2)
+    trial.train(engine, 1)
+    for layer in (0, 2, 6):
+        step_in_flight(trial, engine)
+        engine.module.fails_at, engine.module.error = layer, ZeroDivisionError("the user's own")
+        assert answer(lambda: outputs(engine)) == "ZeroDivisionError: the user's own"
+        trial.see("outputs", outputs(engine))
+
+
+# Where reads are not seen.
+
+
+class Half(torch.nn.Module):
+    """Two layers, one of which was given another form."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layers = Net(3).layers
+        self.changed = change(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH)))
+
+    def forward(self, x):
+        x = self.changed(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return x
+
+
+class Scaled(torch.nn.Parameter):
+    """A parameter of a library's own class."""
+
+
+def of_own_class(module):
+    weight = module[0].weight
+    module[0].weight = Scaled(weight.detach())
+    return module
+
+
+def compiled_in_place(module):
+    module.compile(backend="eager")
+    return module
+
+
+UNSEEN = {
+    "scripted": torch.jit.script,
+    "of a class of its own": of_own_class,
+    "compiled": functools.partial(torch.compile, backend="eager"),
+    "compiled in place": compiled_in_place,
+}
+
+
+def train_unseen(trial, form):
+    engine = trial.open(AT_2.changed(make=functools.partial(Half, UNSEEN[form])))
+    for _ in range(4):
+        trial.micro_step(engine)
+
+
+for form in UNSEEN:
+    ROWS.compare(f"a layer that is {form}", form=form)(train_unseen)
+train_scripted = functools.partial(train_unseen, form="scripted")
+
+
+# Negative controls: each part of the mechanism left out must show.
+
+
+def left_out(_folder, act, patches):
+    """The last of the patches leaves it out; the others let nobody else wait in its place."""
+    expected = play(act, None)
+    with contextlib.ExitStack() as stack:
+        for patch in patches[:-1]:
+            stack.enter_context(mock.patch.object(*patch))
+        same(play_late(act, STRIDE), expected)
+        stack.enter_context(mock.patch.object(*patches[-1]))
+        assert differences(play_late(act, STRIDE), expected) != []
+
+
+@ROWS.check("left out: the hook, of torch.func")
+def transformed_without_hooks(_folder):
+    """It reads while the update is held, which is let go after it."""
+
+    def act(trial):
+        engine = trial.open(AT_2)
+        trial.train(engine, 1)
+        trial.hold(engine)
+        trial.train(engine, 1)
+        transformed(trial, engine)
+        trial.release(engine)
+
+    with mock.patch.object(in_flight._BeforeForward, "__call__", return_value=None):
+        assert differences(play(act, STRIDE), play(act, None)) != []
+
+
+def put_up_in_name(weights):
+    weights._waiting = dict(weights._params)
+
+
+def own_alone(hook, _module, _args):
+    for parameter in hook._own:
+        if isinstance(parameter, in_flight.InFlight):
+            hook._weights.let_through(parameter)
+
+
+settle = zero12.LateScaled.settle
+
+
+def settle_at_once(gradients, param_ids=None):
+    gradients._wait = lambda: None
+    settle(gradients, param_ids)
+
+
+NO_CLASS = (in_flight.WeightsInFlight, "put_up", put_up_in_name)
+for name, (act, patches) in {
+    "class, of a read by hand": (between_steps(read_by_hand), [NO_CLASS]),
+    "class, of a write by hand": (between_steps(write_by_hand), [NO_CLASS]),
+    "hook, of all below in evaluation": (
+        evaluate_attention,
+        [(in_flight._BeforeForward, "__call__", own_alone)],
+    ),
+    "look for scripted modules": (
+        train_scripted,
+        [(in_flight, "is_read_unseen", lambda _module: False)],
+    ),
+    "wait of backward, of an older graph": (
+        older_graph,
+        [(zero12.InterleavedFlatOptimizer, "backward_prologue", lambda _self: None)],
+    ),
+    "wait of safe_get_*": (
+        between_steps(read_state),
+        [NO_CLASS, (zero12, "call_after", lambda _prepare, call: call)],
+    ),
+    "wait of gradients": (
+        between_steps(gradients_by_group),
+        [(zero12.LateScaled, "settle", settle_at_once)],
+    ),
+}.items():
+    ROWS.check(f"left out: the {name}", act=act, patches=patches)(left_out)
