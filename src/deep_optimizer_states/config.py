@@ -56,8 +56,8 @@ class Settings(BaseModel):
     of the first subgroups as fit into it. It combines with any policy; policy ``ratio`` needs it
     below 1."""
     just_in_time_forward: bool = True
-    """Return from ``step()`` once the update is launched, and let each parameter's gather wait for
-    its own tiles. No result depends on it."""
+    """Return from ``step()`` once the update is launched, and let whoever uses a parameter wait for
+    its own tiles; at stages 1 and 2 on one rank alone. No result depends on it."""
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements, a multiple of 16. No result
     depends on it."""

@@ -12,9 +12,9 @@ its arguments. So an operation in another module, ``data``, ``state_dict()`` or 
 
 The first of both gives the parameter its own class back, and nothing is left to do for the others.
 
-[Note: unseen reads] Code that was compiled as a whole or scripted reads its weights without either,
-and asks for the class of a parameter as it was when the code was compiled. With such a module, or
-with a parameter of a class of its own, ``step()`` waits for the whole update.
+[Note: unseen reads] A module that was compiled or scripted reads weights without telling anybody,
+and compiled code goes by the class that a parameter had when it was compiled. With such a module in
+the model, or with a parameter of a class of its own, ``step()`` waits for the whole update.
 
 [Note: evaluation] In evaluation some of torch's layers have a shorter way with other bits, which
 they take only if all weights below them are plain parameters. So there a module waits for all
@@ -24,6 +24,7 @@ parameters below it.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,13 +36,16 @@ from torch.utils._pytree import tree_leaves
 from deep_optimizer_states.adapter.barrier import Barrier
 
 _LOOKED_AT = ("grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "ndim", "layout")
+_ASKED = ("size", "dim", "numel", "element_size", "is_floating_point")
 _READS_NO_WEIGHT = frozenset(
-    (
-        *(getattr(Tensor, name).__get__ for name in _LOOKED_AT),
-        *(getattr(Tensor, name).__set__ for name in ("grad", "requires_grad")),
-        Tensor.grad.__delete__,  # type: ignore[attr-defined]
-        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.element_size, Tensor.is_floating_point),
-    )
+    [
+        *(getattr(Tensor, name) for name in _ASKED),
+        *(
+            getattr(getattr(Tensor, name), way)
+            for name in _LOOKED_AT
+            for way in ("__get__", "__set__", "__delete__")
+        ),
+    ]
 )
 """What optimizers, frameworks and logs ask of parameters between two iterations."""
 
@@ -110,6 +114,7 @@ class WeightsInFlight:
         self._has_plain_params = all(type(param) is Parameter for param in self._params.values())
         self._class: Any = type(InFlight.__name__, (InFlight,), {"weights_in_flight": self})
         self._waiting: dict[int, Parameter] = {}
+        self._pass: Callable[[Parameter], None] = self._wait_for
         self._hooks = [
             module.register_forward_pre_hook(self._hook_of(module), prepend=True)
             for module in get_module().modules()
@@ -136,6 +141,9 @@ class WeightsInFlight:
 
     def put_up(self) -> None:
         """Let whoever reads a weight from now on wait for its tiles."""
+        if "torch._dynamo" in sys.modules and self._pass == self._wait_for:
+            # A function that is compiled by itself may come past here; it must not see this.
+            self._pass = torch.compiler.disable(self._wait_for)  # type: ignore[no-untyped-call]
         for key, param in self._params.items():
             self._waiting[key] = param
             param.__class__ = self._class
@@ -151,6 +159,9 @@ class WeightsInFlight:
         Raises:
             UpdateError: The update failed.
         """
+        self._pass(param)
+
+    def _wait_for(self, param: Parameter) -> None:
         background = self._barrier.background
         if not background.overlooks_failure:  # or it has ended, whatever became of it
             background.check()
@@ -213,5 +224,9 @@ def _nothing(_module: Module, _args: Any) -> None:
 
 def is_read_unseen(module: Module) -> bool:
     """Return whether torch does not tell of the weights that a module reads."""
-    is_compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    is_compiled = (
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
     return is_compiled or isinstance(module, torch.jit.ScriptModule)

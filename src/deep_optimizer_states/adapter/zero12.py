@@ -29,7 +29,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import (
     DeepSpeedZeroOptimizer,
 )
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from deep_optimizer_states.adapter.barrier import Barrier
@@ -71,7 +71,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     param_buffer_of_bit16_for_cpu_offload_groups: list[Tensor]
     parallel_partitioned_bit16_groups: list[list[Tensor]]
-    params_in_partition: list[list[Tensor]]
+    params_in_partition: list[list[Parameter]]
     partition_size: list[int]
     params_already_reduced: list[bool]
     gradient_accumulation_steps: int

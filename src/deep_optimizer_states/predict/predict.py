@@ -404,7 +404,8 @@ def _time(workload: Workload, machine: Machine) -> Choice:
     run, phases, hidden = simulate_update(workload, machine), phases_of(workload, machine), 0.0
     # Without a GPU the forward needs the very cores that the update is on.
     is_in_time = workload.software is None and workload.just_in_time_forward
-    is_in_time = is_in_time and workload.stage == 3  # below, step() ends with a gather
+    # Below stage 3 step() ends with a gather of all weights, where there is somebody else.
+    is_in_time = is_in_time and (workload.stage == 3 or workload.dp == 1)
     if is_in_time and machine.gpus:
         hidden = min(run.seconds, _hidden_s(workload, phases, run))
     seconds = run.seconds

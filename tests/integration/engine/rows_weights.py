@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import io
+import sys
 from unittest import mock
 
 import torch
@@ -19,14 +20,18 @@ from engines import (
     WIDTH,
     Case,
     Net,
+    Trial,
     answer,
+    broken,
     differences,
+    go_on,
+    make_folder,
     play,
     play_late,
     same,
 )
 from rows import Rows
-from seams import in_flight, zero12
+from seams import in_flight, inside, zero12
 from torch.nn import functional as F
 
 ROWS = Rows()
@@ -245,6 +250,82 @@ def forward_fails(trial):
         trial.see("outputs", outputs(engine))
 
 
+# Checkpoints, failures and ends.
+
+
+@ROWS.compare("saved right after a step, loaded right after another")
+def save_and_load(trial):
+    engine, folder = trial.open(AT_2), make_folder()
+    with contextlib.redirect_stdout(sys.stderr):
+        step_in_flight(trial, engine)
+        engine.save_checkpoint(folder)
+        trial.train(engine, 1)
+        step_in_flight(trial, engine)
+        engine.load_checkpoint(folder)
+    trial.see_state(engine)
+    trial.train(engine, 2)
+
+
+@ROWS.compare("destroyed with an update in flight")
+def destroy_in_flight(trial):
+    """The model is left with weights that are whole, and with nothing of ours."""
+    engine = trial.open(AT_2)
+    model = engine.module
+    for _ in range(2):
+        step_in_flight(trial, engine)
+    trial.end(engine)
+    assert {type(parameter) for parameter in model.parameters()} == {torch.nn.Parameter}
+    trial.see("hooks", [len(module._forward_pre_hooks) for module in model.modules()])
+    trial.see("weights", [parameter.detach() for parameter in model.parameters()])
+
+
+@ROWS.check("an update that failed is raised by whoever needs its weights")
+def update_fails(folder):
+    with Trial(STRIDE) as trial:
+        engine = trial.open(AT_2)
+        trial.train(engine, 2)
+        engine.save_checkpoint(folder, "two")
+        with broken("CPU lane"):
+            trial.train(engine, 1)
+            weight = engine.module.layers[0].weight
+            calls = {
+                "a read by hand": lambda: weight.sum(),
+                "a module by itself": lambda: outputs(engine, engine.module.layers[1]),
+                "forward": lambda: trial.loss(engine),
+                "weights": engine.module.state_dict,
+                "a copy": lambda: copy.deepcopy(engine.module),
+            }
+            for name, call in (*calls.items(), *calls.items()):
+                said = answer(call)
+                assert said.startswith("UpdateError"), (name, said)
+                assert "out of luck" in said, (name, said)
+        assert engine.load_checkpoint(folder, "two")[0] is not None
+        trial.forget()
+        trial.train(engine, 3, skip=2)
+        trial.see_state(engine)
+        same(trial, go_on(AT_2, None, folder, "two", steps=3, skip=2))
+        trial.end(engine)
+
+
+@ROWS.check("tiles are updated in the order in which they were first read")
+def order_of_reads(_folder):
+    class Backwards(Net):
+        def forward(self, x):
+            for layer in reversed(self.layers):
+                x = torch.tanh(layer(x)) + x
+            return x
+
+    with Trial(STRIDE) as trial:
+        engine = trial.open(AT_2.changed(make=Backwards))
+        trial.train(engine, 3)
+        order, update = inside(engine, "update").order, inside(engine, "weights")
+        tiles = update._barrier._tiles_of
+        last = tiles[id(engine.module.layers[5].weight)]
+        assert list(order[: len(last)]) == list(last)
+        assert sorted(order) == [*range(len(order))]
+        trial.end(engine)
+
+
 # Where reads are not seen.
 
 
@@ -273,17 +354,8 @@ def of_own_class(module):
     return module
 
 
-def compiled_in_place(module):
-    module.compile(backend="eager")
-    return module
-
-
-UNSEEN = {
-    "scripted": torch.jit.script,
-    "of a class of its own": of_own_class,
-    "compiled": functools.partial(torch.compile, backend="eager"),
-    "compiled in place": compiled_in_place,
-}
+UNSEEN = {"scripted": torch.jit.script, "of a class of its own": of_own_class}
+"""What is compiled: see ``rows_calls``."""
 
 
 def train_unseen(trial, form):

@@ -25,6 +25,7 @@ def checkpoints(tmp_path_factory):
         pytest.param("rules", 2, "few", marks=EMULATED),
         pytest.param("failures", 1, "few", marks=EMULATED),
         pytest.param("failures", 2, "few", marks=EMULATED),
+        pytest.param("weights", 1, "few", marks=EMULATED),
         pytest.param("setup", 1, "few", marks=EMULATED),
         pytest.param("background", 1, "few"),
         pytest.param("background", 2, "few", marks=TWO),

@@ -155,6 +155,18 @@ def test_nothing_is_left_in_the_model(fixture):
     assert fixture.waited_for == []
 
 
+def test_a_function_that_was_compiled_by_itself_waits(fixture):
+    compiled = torch.compile(lambda weight, x: (x @ weight).sum(), backend="eager")
+    weight, x = fixture.model[0].weight, torch.ones(2, 3)
+    expected = compiled(weight.detach(), x)
+    for _ in range(2):
+        fixture.weights.put_up()
+        fixture.barrier.waited_for.clear()
+        assert compiled(weight, x) == expected
+        assert set(fixture.waited_for) == {"0.weight"}
+        assert type(weight) is Parameter
+
+
 class Scaled(Parameter):
     """Of a library."""
 
@@ -171,6 +183,12 @@ def compiled_in_place():
     return Sequential(layer)
 
 
+def compiled_forward():
+    layer = Linear(3, 3)
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    return Sequential(layer)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "may_wait"),
@@ -178,10 +196,11 @@ def compiled_in_place():
         (lambda: Sequential(Linear(3, 3)), True),
         (with_own_class, False),
         (compiled_in_place, False),
+        (compiled_forward, False),
         (lambda: Sequential(torch.compile(Linear(3, 3), backend="eager")), False),
         (lambda: Sequential(torch.jit.script(Linear(3, 3))), False),
     ],
-    ids=["plain", "own class", "compiled in place", "compiled", "scripted"],
+    ids=["plain", "own class", "compiled in place", "compiled forward", "compiled", "scripted"],
 )
 def test_nobody_can_wait_for_single_tiles_where_reads_are_not_seen(make, may_wait):
     model = make()

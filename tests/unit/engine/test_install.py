@@ -189,10 +189,13 @@ def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
         check_supported(config)
 
 
+MODULE = torch.nn.Linear(2, 2)
+
+
 def configure(optimizer, settings, original, stage=3, **config):
     engine = SimpleNamespace(
         _config=SimpleNamespace(deep_optimizer_states=settings, **config),
-        module=None,
+        module=MODULE,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
         tput_timer=SimpleNamespace(config=SimpleNamespace(model_fields_set={"synchronized"})),
@@ -247,6 +250,7 @@ def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up
         zero_config=DeepSpeedZeroConfig(**given),
     )
     assert ours.func.__name__ == "InterleavedFlatOptimizer"
+    assert ours.keywords.pop("get_module")() is MODULE
     assert ours.keywords == {"settings": settings, "subgroup_numel": numel}
     assert module.DeepSpeedZeroOptimizer is stock
 

@@ -40,7 +40,7 @@ class Wait(enum.StrEnum):
     GRADS_FLUSHED = "the update reads gradients only after their flush"
     GRAD_READY = "a gradient is flushed only after backward has reduced it"
     GRAD_HOME = "a gradient is summed only onto one that has been flushed"
-    WEIGHTS_READY = "a parameter is gathered only after its tiles are updated"
+    WEIGHTS_READY = "a parameter is gathered or read only after its tiles are updated"
     GRAD_READ = "a gradient is overwritten only after the update has read it"
     WEIGHTS_IDLE = "weights are written only after backward has read them"
     MEMORY_IDLE = "memory is written only after work that was queued before it was taken"
