@@ -82,8 +82,8 @@ def install(allow_unverified: bool = False) -> None:
 def uninstall() -> None:
     """Give DeepSpeed its own methods back.
 
-    Engines that exist keep their optimizer, and end each update within ``step()`` from now on.
-    Saves under way are waited for, since stock's would not.
+    Engines that exist keep their optimizer; those of stage 3 end each update within ``step()`` from
+    now on. Saves under way are waited for, since stock's would not.
 
     Raises:
         UpdateError: The update in flight of one of them did not end in time.
