@@ -168,7 +168,7 @@ class WeightsInFlight:
             self._barrier.use([id(param)])
         self._give_back(param)
 
-    def wait(self) -> None:
+    def let_all_through(self) -> None:
         """Wait for the tiles of all parameters that nobody has waited for.
 
         Raises:

@@ -233,7 +233,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def backward_prologue(self) -> None:
         """Begin a backward, perhaps of a graph that is older than the update in flight."""
         if self._weights is not None:
-            self._weights.wait()
+            self._weights.let_all_through()
         super().backward_prologue()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
