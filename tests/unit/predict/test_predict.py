@@ -82,8 +82,8 @@ engine=stock stage=2 optimizer_at=none overlaps=True | 0.07893 0.2751 0.06114 0 
 engine=stock stage=1 accumulation=4 | 0.3157 1.269 0.8452 0 0.3139 39.28 26.5 0
 engine=stock stage=2 accumulation=4 | 0.3157 2.051 0.8452 0 0.3139 43.57 15.6 0
 engine=stock optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7 0
-stage=2 dp=1 policy=stride stride=2 | 0.1013 0.8602 1.187 0.107 0.5146 101.2 17.21 0
-stage=2 dp=1 policy=stride stride=2 | 0.1013 0.8602 1.187 0.107 0.5146 101.2 17.21 0
+stage=2 dp=1 policy=stride stride=2 | 0.07893 0.8026 1.187 0.08458 0.5146 101.2 17.21 0
+stage=2 dp=1 policy=stride stride=2 | 0.07893 0.8026 1.187 0.08458 0.5146 101.2 17.21 0
 stage=2 policy=stride stride=2 | 0.07893 0.4962 0.3754 0 0.2657 29.84 17.21 0
 masters=bf16 moments=bf16 | 0.1491 0.3515 0.1537 0.09921 0.1484 17.53 13.63 2.974
 engine=stock activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3 35.03 30.89 0
