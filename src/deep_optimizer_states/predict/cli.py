@@ -95,8 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = "sub_group_size, in elements (default: 100000000; below stage 3 the plugin's tile)"
     add("--subgroup", dest="subgroup_numel", **number, help=text)
-    text = "plugin: GiB of device memory in which state may stay, or auto (default: 0)"
-    add("--device-memory", dest="device_memory_bytes", metavar="GIB", type=_gib, help=text)
+    text = "plugin: GiB of device memory in which state may stay, or auto"
+    room: dict[str, Any] = {"dest": "device_memory_bytes", "metavar": "GIB", "type": _gib}
+    add("--device-memory", **room, default=AUTO, help=text)
     add("--explain", action="store_true", default=False, help="what limits it, what would gain")
     add("--dtype", default="bf16", help="of weights: bf16, fp16, or fp32 without GPUs")
     for flag, field, value, text in (

@@ -43,7 +43,7 @@ def test_every_option_reaches_the_workload():
         offload_ratio=0.5, stride=3, policy="stride", just_in_time_forward=False,
         keeps_device_grads=False, subgroup_numel=10**7,
         activation_checkpointing=False, materialized_attention=False, dtype="fp16",
-        weights_at="cpu",
+        weights_at="cpu", device_memory_bytes="auto",
     )  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def test_below_stage_3_subgroups_are_tiles_and_room_is_given_in_gib():
     flat = workload_of("--model", "7B", "--stage", "2")
     assert (flat.stage, flat.subgroup_numel) == (2, flat.tile_numel)
     assert workload_of("--model", "7B").subgroup_numel == 10**8
-    for words, room in (("auto", "auto"), ("2", 2.0 * 2**30)):
+    assert workload_of("--model", "7B").device_memory_bytes == "auto"
+    for words, room in (("auto", "auto"), ("0", 0.0), ("2", 2.0 * 2**30)):
         assert workload_of("--model", "7B", "--device-memory", words).device_memory_bytes == room
     with pytest.raises(SystemExit):
         workload_of("--model", "7B", "--device-memory", "most")

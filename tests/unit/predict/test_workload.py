@@ -99,7 +99,13 @@ def test_a_configuration_says_what_a_workload_is():
     )
     config["deep_optimizer_states"] = {"enabled": True, "policy": "stride", "stride": 3}
     found = workload_of_json(config, MODEL, **given)
+    fields["device_memory_bytes"] = "auto"  # as the engine's default
     assert found == Workload(MODEL, policy="stride", stride=3, **fields)
+    config["deep_optimizer_states"]["device_memory_bytes"] = 0
+    found = workload_of_json(config, MODEL, **given)
+    assert found == Workload(
+        MODEL, policy="stride", stride=3, **{**fields, "device_memory_bytes": 0}
+    )
     found = workload_of_json({}, MODEL)
     assert (found.stage, found.dtype, found.optimizer_at) == (0, "fp32", "none")
     assert (found.software, found.subgroup_numel) == (STOCK, 10**9)
