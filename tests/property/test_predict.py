@@ -64,7 +64,6 @@ def workloads(
         stride=draw(st.integers(2 if engine == "stride-0.13" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
-        keeps_device_grads=draw(st.booleans()),
         weights_at=draw(on_host),
         subgroup_numels=numels,
     )

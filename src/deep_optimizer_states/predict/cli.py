@@ -107,7 +107,6 @@ def _parser() -> argparse.ArgumentParser:
             False,
             "plugin: update before forward begins",
         ),
-        ("--no-device-grads", "keeps_device_grads", False, "plugin: all gradients go to the host"),
         ("--weights-on-host", "weights_at", "cpu", "16-bit weights too, as by offload_param"),
         ("--no-checkpointing", "activation_checkpointing", False, "keep activations"),
         ("--flash-attention", "materialized_attention", False, "write no attention scores"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,8 +48,8 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
 WORKSPACE_BYTES = 0.6 * GIB
 """Taken by the GPU's libraries."""
-GRADS_HEADROOM = 0.9
-"""The same where gradients are kept on the device, which is never needed."""
+KEPT_HEADROOM = 0.9
+"""Share of the device that state may fill which could as well be in host memory alone."""
 PERSISTENT_NUMEL = 100_000
 """DeepSpeed's ``stage3_param_persistence_threshold``."""
 PAGEABLE = "state that is not page-locked"
@@ -147,7 +146,6 @@ class Memory:
     device_bytes: float  # peak of what torch allocates on its GPU; 0 without one
     host_bytes: float  # of its process
     page_locked_bytes: float  # part of it that is page-locked; 0 without a GPU
-    device_grads_bytes: float = 0.0  # part of device_bytes: gradients that need not be fetched
 
 
 def peaks_of(of: Workload, has_gpu: bool) -> Peaks:
@@ -187,7 +185,7 @@ def _most(arrays: list[Array], when: frozenset[Moment], has_gpu: bool, libraries
 
 
 def memory_of(of: Workload, machine: Machine) -> Memory:
-    """Predict what one rank takes while it trains, with the gradients that stay on the device."""
+    """Predict what one rank takes while it trains."""
     arrays = arrays_of(of, bool(machine.gpus))
     if not machine.gpus:
         lanes = CPU_LANES_BYTES if of.software is None else 0.0
@@ -195,24 +193,7 @@ def memory_of(of: Workload, machine: Machine) -> Memory:
     peak = _most(arrays, TRAINING, True, 0.0)
     pageable = sum(array.num_bytes for array in arrays if array.name == PAGEABLE)
     locked = (peak.host_bytes - CUDA_PROCESS_BYTES - pageable) * of.locks_state
-    kept = kept_subgroups(of, machine)
-    grads = float(of.weight_bytes * sum(of.subgroups[idx] for idx in kept))
-    return Memory(peak.device_bytes - CONTEXT_BYTES + grads, peak.host_bytes, locked, grads)
-
-
-def kept_subgroups(of: Workload, machine: Machine) -> frozenset[int]:
-    """Return the subgroups whose gradients stay on the device: as many of the first as fit.
-
-    Only those count of which tiles may pass through a slot; gradients of resident ones are there
-    anyway.
-    """
-    if not of.may_keep_grads or not machine.gpus:
-        return frozenset()
-    assert machine.device_memory_bytes is not None
-    room = GRADS_HEADROOM * machine.device_memory_bytes - peaks_of(of, True).train.device_bytes
-    candidates = of.schedule.slot_subgroups
-    ends = itertools.accumulate(of.weight_bytes * of.subgroups[idx] for idx in candidates)
-    return frozenset(idx for idx, end in zip(candidates, ends, strict=True) if end <= room)
+    return Memory(peak.device_bytes - CONTEXT_BYTES, peak.host_bytes, locked)
 
 
 def shortages(of: Workload, machine: Machine, memory: Memory) -> list[str]:
@@ -493,7 +474,7 @@ def with_device_share(of: Workload, machine: Machine) -> Workload:
     assert machine.device_memory_bytes is not None
     alone = dataclasses.replace(of, device_memory_bytes=0, device_share=0.0)
     peak = peaks_of(alone, True).train.device_bytes
-    room = GRADS_HEADROOM * machine.device_memory_bytes - peak
+    room = KEPT_HEADROOM * machine.device_memory_bytes - peak
     if of.device_memory_bytes != AUTO:
         room = min(room, float(of.device_memory_bytes))
     homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)

@@ -327,10 +327,6 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     if software and not software.hides_flush:
         return numel * num_bytes / machine.rate("pageable_d2h_bytes_per_s")
     flush = numel * num_bytes / machine.rate("d2h_bytes_per_s")
-    if workload.policy in ("stride", "all-device"):
-        # What the device is sure to update stays there; a dynamic split is not known in backward.
-        kept = memory_of(workload, machine).device_grads_bytes
-        flush *= max(0.0, 1 - kept / (workload.weight_bytes * numel))
     last = min(1.0, workload.bucket_numel / (workload.dp * numel))
     return max(flush - back_s, flush * last)
 
@@ -357,8 +353,7 @@ def _flat_flush_s(workload: Workload, machine: Machine, numel: float) -> float:
 def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
     """Return the seconds below which no schedule of this package's kernels updates.
 
-    The device's share is chosen freely, nothing but the resources themselves costs time, and
-    gradients of that share are on the device already if the workload lets them stay there. 16-bit
+    The device's share is chosen freely, and nothing but the resources themselves costs time. 16-bit
     weights cross the link if they live on its other side: the CPU sends its own to the device, or
     the device its own to host memory.
 
@@ -370,19 +365,17 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
     """
     rank = rank_of(workload, machine)
     numel, weight = sum(workload.subgroups) * workload.passing_share, workload.weight_bytes
-    state, keeps = workload.state_bytes, workload.stage == 3 and workload.keeps_device_grads
-    grad = 0 if machine.gpus and keeps else workload.final_grad_bytes
+    state, grad = workload.state_bytes, workload.final_grad_bytes
     to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
-    flush = workload.final_grad_bytes if with_flush and machine.gpus else 0
-    stays = flush if keeps else 0
+    flush = grad if with_flush and machine.gpus else 0
 
     def seconds(share: float) -> float:
         return numel * max(
             (1 - share) / rank.host_alone_parameters_per_s,
             (to_device * (1 - share) + (state + grad) * share) / rank.links["h2d"],
-            ((state + to_host - stays) * share + flush) / rank.links["d2h"],
+            ((state + to_host) * share + flush) / rank.links["d2h"],
             share / rank.device_parameters_per_s,
-            ((2 * state - stays) * share + rank.host_bytes * (1 - share) + flush)
+            ((2 * state + grad) * share + rank.host_bytes * (1 - share) + flush)
             / rank.host_bytes_per_s,
         )
 

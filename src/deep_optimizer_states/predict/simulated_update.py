@@ -24,7 +24,7 @@ from deep_optimizer_states.core.schedule import (
     AllAtOnce,
 )
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory import kept_subgroups, ranks_a_node
+from deep_optimizer_states.predict.memory import ranks_a_node
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from deep_optimizer_states.predict.workload import StockOffload, Workload
@@ -171,15 +171,10 @@ class _Update:
         self.ready: dict[int, Job] = {}
         self.numels: Sequence[int] = workload.subgroups
         self.state_bytes = workload.state_bytes
-        self.prefetched_bytes: Sequence[int] = [self.state_bytes] * len(self.numels)
+        self.prefetched_bytes = self.state_bytes
         if self.software is None:
-            schedule = workload.schedule
-            kept = schedule.tiles_of_subgroups(kept_subgroups(workload, machine))
-            self.numels = [tile.numel for tile in schedule.tiles]
-            self.prefetched_bytes = [
-                self.state_bytes + (0 if tile in kept else workload.final_grad_bytes)
-                for tile in range(len(self.numels))
-            ]
+            self.numels = [tile.numel for tile in workload.schedule.tiles]
+            self.prefetched_bytes += workload.final_grad_bytes
         self.flights: list[tuple[Job, Job]] = []
         self.landed = 0
         self.host_steps: list[HostStep] = []
@@ -242,9 +237,8 @@ class _Update:
     def prefetch(self, tile: int, numel: int) -> None:
         slot = self.held[tile] = self.slots.popleft()
         self.slots.append(slot)
-        num_bytes = self.prefetched_bytes[tile]
         after = [job for job in (slot.free, self.weights_sent) if job is not None]
-        slot.filled = self.copy("H2D", f"prefetch {tile}", numel, num_bytes, *after)
+        slot.filled = self.copy("H2D", f"prefetch {tile}", numel, self.prefetched_bytes, *after)
 
     def device_step(self, tile: int, numel: int) -> None:
         slot = self.held.get(tile)  # none for a resident tile

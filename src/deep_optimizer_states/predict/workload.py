@@ -122,8 +122,6 @@ class Workload:
     stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
     tile_numel: int = DEFAULT_TILE_NUMEL  # largest piece updated at once, in elements
     just_in_time_forward: bool = True  # the forward runs while the update ends
-    # 16-bit gradients of what the device updates stay there, if its memory has room for them.
-    keeps_device_grads: bool = True
     # Device memory in which state stays from step to step, with its gradients, at stage 3: bytes,
     # or auto for what forward and backward leave; its place in host memory is kept.
     device_memory_bytes: float | str = 0
@@ -229,11 +227,6 @@ class Workload:
     def final_grad_bytes(self) -> int:
         """Return the bytes of a gradient that lies beside offloaded state; fp32 below stage 3."""
         return self.weight_bytes if self.stage == 3 else FP32_BYTES
-
-    @property
-    def may_keep_grads(self) -> bool:
-        """Return whether this package's engine leaves gradients on the device: at stage 3."""
-        return self.software is None and self.stage == 3 and self.keeps_device_grads
 
     @cached_property
     def kept(self) -> Kept:

@@ -37,11 +37,11 @@ def test_every_option_reaches_the_workload():
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
     flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention",
-             "--no-device-grads", "--weights-on-host"]  # fmt: skip
+             "--weights-on-host"]  # fmt: skip
     assert workload_of("--model", "7B", *words, *flags) == Workload(
         load_model("7B")[0], dp=2, tp=2, micro_batch_size=3, accumulation=5, sequence_length=1024,
         offload_ratio=0.5, stride=3, policy="stride", just_in_time_forward=False,
-        keeps_device_grads=False, subgroup_numel=10**7,
+        subgroup_numel=10**7,
         activation_checkpointing=False, materialized_attention=False, dtype="fp16",
         weights_at="cpu", device_memory_bytes="auto",
     )  # fmt: skip

@@ -69,7 +69,7 @@ def test_changes_are_predicted_as_if_they_had_been_made():
 
 
 def test_a_change_that_does_not_fit_or_does_not_gain_is_not_named():
-    workload = of(keeps_device_grads=False)
+    workload = of()
     once, twice = (
         memory_of(dataclasses.replace(workload, micro_batch_size=n), H200).device_bytes
         for n in (1, 2)
@@ -93,8 +93,8 @@ def test_state_stays_on_the_device_as_far_as_there_is_room(gib):
     machine = dataclasses.replace(H200, device_memory_bytes=gib * 2**30)
     workload = of("7B", device_memory_bytes="auto")
     without = predict(dataclasses.replace(workload, device_memory_bytes=0), machine)
-    kept, numel = without.memory.device_grads_bytes, sum(workload.subgroups)
-    peak = without.memory.device_bytes - kept + CONTEXT_BYTES
+    numel = sum(workload.subgroups)
+    peak = without.memory.device_bytes + CONTEXT_BYTES
     share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (14 * numel))
     assert with_device_share(workload, machine).device_share == pytest.approx(share, rel=1e-6)
     got = predict(workload, machine)

@@ -46,7 +46,7 @@ def test_lanes_alone_take_what_their_rates_say():
     host = simulate_update(of(policy="all-host"), ROOMY)
     last_weights_s = 2 * TILE / rank.links["h2d"]
     assert host.seconds == pytest.approx(numel / rank.host_parameters_per_s + last_weights_s)
-    device = simulate_update(of(keeps_device_grads=False, policy="all-device"), ROOMY)
+    device = simulate_update(of(policy="all-device"), ROOMY)
     ends_s = TILE * (1 / rank.device_parameters_per_s + 12 / rank.links["d2h"])
     assert device.seconds == pytest.approx(14 * numel / rank.links["h2d"] + ends_s)
     stock = simulate_update(of("stock"), ROOMY)
