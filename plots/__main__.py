@@ -8,7 +8,7 @@ impossible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from configs.cli import Parser, complain, run_command, say
@@ -52,10 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             missed |= results.impossible
             drawn.remember({**dict.fromkeys(results.drawn, ""), **results.impossible})
-    for name, why in missed.items():
-        if not args.expect or name in args.expect:
-            say(f"{name}: not drawn: {why}")
+    if told := {name: why for name, why in missed.items() if name in (args.expect or missed)}:
+        say(f"not drawn: {_grouped(told)}")
     return code or int(not num_figures)
+
+
+def _grouped(missed: Mapping[str, str]) -> str:
+    """Figures, each reason once: ``stride, models (one model alone); memory (no table)``."""
+    names: dict[str, list[str]] = {}
+    for name, why in missed.items():
+        names.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(own)} ({why})" for why, own in names.items())
 
 
 def _parser() -> Parser:

@@ -168,7 +168,7 @@ def _draw(tables: Tables, rows: Sequence[Sequence[Panel]], notes: Iterable[str])
     is_shared = len(scales) == len(columns)
     counted = [value for panel in columns[0] for value in panel.values if value]
     paths = {path for panel in flat for bar in panel.bars for path in bar.rows["path"]}
-    about = [describe(counted), *notes, tables.provenance(paths)]
+    about = [describe(counted), *notes, tables.provenance(paths, of_times=True)]
     is_measured = any(value.measured for value in counted)
 
     def inches(row: Sequence[Panel]) -> float:

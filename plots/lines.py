@@ -82,7 +82,7 @@ def draw_swept(tables: Tables, figure: SweptFigure, *, asked: bool = True) -> Fi
     flat = [value for column in columns for value in column.values]
     shown = {path for panel in panels for path in panel.runs["path"]}
     drawn = data.values["path"][data.values["path"].isin(shown) & data.values[X].notna()]
-    notes = [describe(flat), *data.remarks(shown), tables.provenance(drawn)]
+    notes = [describe(flat), *data.remarks(shown), tables.provenance(drawn, of_times=True)]
     handles = _handles([one for column in columns for one in column.series], lines)
     shape, height = (len(panels), len(columns)), 0.6 + _ROW_INCHES * len(panels)
     with sheet(handles, height, shape, notes) as (made, grid):

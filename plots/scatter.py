@@ -81,7 +81,7 @@ def draw_tradeoff(tables: Tables, figure: ResultsFigure, *, asked: bool = True) 
     if any(mark.look is None for mark in every):
         handles[_OTHERS] = Line2D([], [], **_HOLLOW)
         notes.append("hollow: published by others, on other hardware and data; not measured here")
-    notes.append(tables.provenance(set(data.values["path"])))
+    notes.append(tables.provenance(set(data.values["path"]), of_times=True))
     shape = -(-len(panels) // 2), min(2, len(panels))
     named: list[canvas.Mark] = []
     with sheet(handles, 0.7 + _PANEL_INCHES * shape[0], shape, notes) as (made, grid):

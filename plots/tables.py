@@ -20,7 +20,7 @@ KEYS = ("path", "label", "case", "engine")
 _RUNS_NEED = (*KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
 _OPTIONAL = (
     *("status", "verdict", "source", "point", "parameters", "warmup", "iteration"),
-    *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s"),
+    *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s", "busy"),
 )
 """Columns that tables of another program may lack: empty there."""
 _TEXT = frozenset(
@@ -69,8 +69,11 @@ class Tables:
             raise PlotError(f"{self.folder / name}: has no rows")
         return table
 
-    def provenance(self, paths: Iterable[str]) -> str:
-        """Say that the runs of a figure were measured and on what, or where they come from."""
+    def provenance(self, paths: Iterable[str], *, of_times: bool = False) -> str:
+        """Say that the runs of a figure were measured and on what, or where they come from.
+
+        Of times it also says of how many runs they may be too long, since the machine was busy.
+        """
         runs = self.runs[self.runs["path"].isin(set(paths))]
         parts = []
         for source in SOURCES:
@@ -84,6 +87,9 @@ class Tables:
             if source == MEASURED:
                 devices = devices or "device not stated in the log"
             parts += [f"{source} · {devices}" if devices else source]
+        if of_times and (busy := int((runs["busy"] != "").sum())):
+            began = f"{busy} of {len(runs)} runs" if len(runs) > 1 else "the run"
+            parts += [f"other programs used much of the machine when {began} began"]
         return " · ".join(parts)
 
 

@@ -97,13 +97,19 @@ def described(path):
     assert any("measured" in (word or "") for word in words), "text is text, not outlines"
 
 
+def missed(line):
+    """Names of the figures that a line says are not drawn, in the order of the study."""
+    groups = re.split(r"\); ", line.removeprefix("not drawn: ").removesuffix(")"))
+    names = [name for group in groups for name in group.partition(" (")[0].split(", ")]
+    return sorted(names, key=[*FIGURES].index)
+
+
 @pytest.mark.usefixtures("svg_alone")
 def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys):
     tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f")]) == 0
     said = capsys.readouterr().out.splitlines()
-    unasked = [line.split(":")[0] for line in said if ": not drawn: " in line]
-    assert unasked == [
+    assert missed(said[-1]) == [
         "stride",
         "models",
         *SWEEPS,
@@ -112,6 +118,8 @@ def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys
         "peaks",
         "utilisation",
     ]
+    assert not any("not drawn" in line for line in said[:-1])
+    assert [".png" in line or ".svg" in line for line in said[:-1]] == [True] * len(said[:-1])
 
 
 @pytest.mark.usefixtures("svg_alone")
@@ -140,8 +148,8 @@ def test_runs_that_all_failed_leave_no_figure_and_say_why(sweep, tmp_path, capsy
     tables = sweep.write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f")]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(FIGURES)
-    assert all(": not drawn: " in line for line in said)
+    (line,) = said
+    assert missed(line) == [*FIGURES]
 
 
 @pytest.mark.usefixtures("svg_alone")
@@ -149,7 +157,7 @@ def test_only_expected_figures_are_missed(sweep, tmp_path, capsys):
     tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f"), "--expect", "memory", "loss"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said if "not drawn" in line] == ["memory"]
+    assert missed(said[-1]) == ["memory"]
     assert any("loss.svg" in line for line in said)
 
 
@@ -166,6 +174,21 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert why in error
+
+
+def test_a_figure_of_times_says_that_the_machine_was_busy(sweep, draw):
+    sweep.grid(model=["7B"])
+
+    def caption(name):
+        return " ".join(draw(name, sweep).get_supxlabel().split())
+
+    assert "other programs" not in caption("iteration-breakdown")
+    for run in sweep.runs:
+        run["busy"] = ""
+    sweep.runs[0]["busy"] = "others used 70% of its cores"
+    words = f"other programs used much of the machine when 1 of {len(sweep.runs)} runs began"
+    assert words in caption("iteration-breakdown")
+    assert "other programs" not in caption("loss")
 
 
 @pytest.fixture
@@ -190,7 +213,7 @@ def test_only_what_is_not_current_is_drawn(loss, capsys):
     assert main([str(tables), "--out", str(out), "--expect", "memory"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "figures: 1 up to date"
-    assert said[-1] == "memory: not drawn: of no use here"
+    assert said[-1] == "not drawn: memory (of no use here)"
     assert any(line.startswith(f"{out / 'iteration-breakdown.svg'} ") for line in said)
     assert not any("loss" in line for line in said)
     assert (out / "loss.svg").read_text() == "as it was drawn"
@@ -248,5 +271,5 @@ def test_who_has_nothing_to_draw_loads_nothing_that_draws(sweep, tmp_path):
     Drawn(out, tables).remember(dict.fromkeys(FIGURES, "for a test"))
     done = python("-X", "importtime", "-m", "plots", tables, "--out", out)
     assert done.returncode == 1  # there is none
-    assert "loss: not drawn: for a test" in done.stdout
+    assert "(for a test)\n" in done.stdout
     assert not re.search(r"\| +(matplotlib|pandas|numpy)\b", done.stderr)
