@@ -6,9 +6,10 @@ Exit code 0: one fits; 1: none does; 2: a wrong argument.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from configs.cli import add_json, add_machine, count, number_from_0, say
 from configs.errors import ConfigError
 from deep_optimizer_states.core.host import HEADROOM
 from deep_optimizer_states.predict.huggingface import read_config
-from deep_optimizer_states.predict.machine import load_machine, machine_names
+from deep_optimizer_states.predict.limits import limits_of
+from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
 from deep_optimizer_states.predict.model import CountedModel, Model, load_model, model_names
 from deep_optimizer_states.units import GIB
 from ds_config.document import write_new
@@ -51,6 +53,19 @@ GLIBC = (
     "glibc gives freed arrays back late: with its own settings predictions were 12% under what "
     "processes took while training (median; worst 17%); with MALLOC_MMAP_THRESHOLD_=65536 and "
     "MALLOC_TRIM_THRESHOLD_=65536 they take what is predicted"
+)
+GUESSED = (
+    "times on {name} were fitted to runs of {fitted} ranks a node: of fewer, as here, they are a "
+    "guess, since no log says how fast a rank is with more cores"
+)
+ASSUMED = "of the CPU of {name} these rates are assumed, not measured: {rates}"
+ORDER = (
+    "What fits comes first; then what keeps the types asked for, before fewer bits, which may be "
+    "faster; then what is faster, those without a time last, and of equals what offloads less."
+)
+UNTIMED = (
+    "No time is known. What fits comes first; then what keeps the types asked for, before fewer "
+    "bits; then what offloads less."
 )
 _LARGEST_ARRAYS = {"train": 8}
 """So many of a phase's arrays are printed, of another phase two."""
@@ -101,7 +116,7 @@ def model_of(given: str) -> Model:
 
 
 def advise(given: argparse.Namespace) -> int:
-    """Print the rungs, fastest first, and the one that is taken, and return the exit code."""
+    """Print the rungs, the best first, and the one that is taken, and return the exit code."""
     task, room = _asked(given)
     rungs = ladder(task, room)
     taken = rungs[0] if rungs[0].fits else None
@@ -110,6 +125,8 @@ def advise(given: argparse.Namespace) -> int:
     notes = [_nearest(rungs, room)] if taken is None else notes_of(taken, room)
     if isinstance(task.model, CountedModel) and any(rung.iteration_s for rung in rungs):
         notes.append(LIKE_MEGATRONS)
+    if any(rung.iteration_s for rung in rungs):
+        notes += notes_of_times(room)
     if rungs[0].unknown:
         notes.append(UNKNOWN.format(name=task.model.name, reason=rungs[0].unknown))
     more = list(changes(taken, task, room))
@@ -153,6 +170,21 @@ def notes_of(rung: Rung, room: NodeMemory) -> list[str]:
         (NARROW, not rung.setting.has_fp32_states),
         (SHARE, rung.share < 1),
     )
+    return [note for note, applies in notes if applies]
+
+
+def notes_of_times(room: NodeMemory) -> list[str]:
+    """Return what has to be known of the times of a machine's profile."""
+    machine = room.machine
+    if machine is None:
+        return []
+    rates = [name for name in machine.known if machine.kind(name) == "assumed" and "host" in name]
+    is_fitted = any(machine.kind(name) == "fitted" for name in machine.known)
+    notes = (
+        (GUESSED.format(name=machine.name, fitted=machine.gpus),
+         is_fitted and room.ranks_a_node < machine.gpus),
+        (ASSUMED.format(name=machine.name, rates=", ".join(rates)), bool(rates)),
+    )  # fmt: skip
     return [note for note, applies in notes if applies]
 
 
@@ -268,7 +300,7 @@ def _as_text(
     yield from _folded(
         f"Predicted, not run. GiB of one rank at its most; `!` is more than there is "
         f"({HEADROOM:.0%} may be taken). Batch: micro-batch x accumulation. Ratio: share of the "
-        "state in host memory. What fits comes first, the fastest first."
+        f"state in host memory. {ORDER if any(rung.iteration_s for rung in rungs) else UNTIMED}"
     )
     yield ""
     yield _ROW.format(
@@ -285,6 +317,9 @@ def _as_text(
     if taken is None:
         yield "nothing fits"
     else:
+        yield from (
+            line for text in _time_lines(taken, task, room.machine) for line in _folded(text)
+        )
         yield from _peak_lines(taken)
         yield ""
     yield from (line for one in more for line in _folded(_change_text(one, taken)))
@@ -311,14 +346,57 @@ def _row(rung: Rung, is_taken: bool) -> str:
     ).rstrip()
 
 
+def _time_lines(rung: Rung, task: Training, machine: Machine | None) -> Iterator[str]:
+    """Say of what the chosen rung's iteration consists, and what limits each phase."""
+    found, samples = rung.prediction, rung.config["train_batch_size"]
+    if found is None or machine is None:
+        return
+    parts = {
+        "forward": found.forward_s,
+        "backward": found.backward_s,
+        "update": found.update_s,
+        "hidden behind the next forward": -found.hidden_s,
+        "outside": found.outside_s,
+    }
+    shown = adding_up(list(parts.values()), 2)
+    terms = "".join(
+        f" {'-' if value < 0 else '+'} {abs(value):.2f} {name}"
+        for name, value in zip(parts, shown, strict=True)
+        if value
+    ).removeprefix(" + ")
+    yield f"the chosen iteration: {terms} = {sum(shown):.2f} s, predicted"
+    limits = limits_of(rung.workload, machine)
+    limited = ", ".join(f"{phase} by {resource}" for phase, (resource, _) in limits.items())
+    yield f"limited: {limited}, update by {found.binding}"
+    rate = samples * task.sequence / found.iteration_s
+    yield (
+        f"{rate:,.0f} tokens/s at {samples} samples an update "
+        "(--batch): with more, an update is shared by more samples, and what offloads or speeds it "
+        "up matters less"
+    )
+
+
+def adding_up(values: Sequence[float], digits: int) -> list[float]:
+    """Round numbers so that they add up to their rounded sum, each by less than a last digit."""
+    sums = [round(total, digits) for total in itertools.accumulate(values, initial=0.0)]
+    return [round(after - before, digits) for before, after in itertools.pairwise(sums)]
+
+
 def _peak_lines(rung: Rung) -> Iterator[str]:
     for phase, peak in rung.peaks.phases:
         taken = f"GPU {peak.device_bytes / GIB:.1f} GiB, host {peak.host_bytes / GIB:.1f} GiB"
         yield from _folded(f"while it {phase}s: {taken}, at its most while {peak.when}:")
         largest = sorted(peak.arrays, key=lambda array: -array.num_bytes)
-        for array in largest[: _LARGEST_ARRAYS.get(phase, 2)]:
+        named = largest[: _LARGEST_ARRAYS.get(phase, 2)]
+        for array in named:
             place = "host" if array.on_host else "device"
             yield f"  {array.num_bytes / GIB:8.2f} GiB  {place:6s}  {array.name}"
+        for place, total in (("device", peak.device_bytes), ("host", peak.host_bytes)):
+            # Without a GPU the host holds everything.
+            here = [a for a in named if not peak.device_bytes or a.on_host is (place == "host")]
+            rest = total / GIB - sum(round(a.num_bytes / GIB, 2) for a in here)
+            if total and rest >= 0.005:
+                yield f"  {rest:8.2f} GiB  {place:6s}  the rest: other arrays, the process itself"
 
 
 def _change_text(one: dict[str, Any], taken: Rung | None) -> str:

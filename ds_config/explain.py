@@ -111,7 +111,7 @@ def explain(
     found.auto = cases_of(filled, answer, framework) if filled else []
     for key, value in walk(table, ()):
         if key == (PLUGIN,):
-            meaning = "Our plugin's settings (docs/plugin.md)."
+            meaning = words_file()["plugin"]
             found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
         elif key in known:
             found.keys.append(_line(key, value, table, known[key]))

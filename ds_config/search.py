@@ -19,7 +19,7 @@ from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory import Peaks, peaks_of
 from deep_optimizer_states.predict.model import Model
-from deep_optimizer_states.predict.predict import bound_update_s, phases_of, predict
+from deep_optimizer_states.predict.predict import Prediction, bound_update_s, phases_of, predict
 from deep_optimizer_states.predict.workload import BYTES, Workload, workload_of_json
 
 STAGES = (0, 1, 2, 3)
@@ -235,8 +235,10 @@ class Rung:
     """Lack of a GPU (``device``) or a node (``host``) for every rank to load, train, save."""
     leanest_short_bytes: dict[str, float]
     """The same in the leanest way, whose time may not be known."""
-    iteration_s: float | None
-    """Predicted, of the whole batch."""
+    workload: Workload
+    """What runs, as the model of time has it."""
+    prediction: Prediction | None
+    """Of the whole batch; None where there is no time."""
     no_time: str
     """Why there is no time; empty where there is one."""
     is_exact: bool
@@ -253,6 +255,11 @@ class Rung:
     def fits(self) -> bool:
         """True where there is room for every rank."""
         return not self.short_bytes
+
+    @property
+    def iteration_s(self) -> float | None:
+        """Return the predicted time of the whole batch; None where there is none."""
+        return None if self.prediction is None else self.prediction.iteration_s
 
     @property
     def share(self) -> float:
@@ -395,10 +402,10 @@ def _best(ways: list[Way]) -> Way:
 def _rung(setting: Setting, ways: list[Way], task: Training) -> Rung:
     way = _best(ways)
     workload, config, machine = way.workload, way.config, way.room.machine
-    reason, seconds = way.no_time, None
+    reason, found = way.no_time, None
     if not reason and machine is not None:
         try:
-            seconds = predict(workload, machine).iteration_s
+            found = predict(workload, machine)
         except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
             reason = str(error)
     leanest, is_exact = min(ways, key=lambda one: one.excess), not _loses(setting, task)
@@ -409,7 +416,8 @@ def _rung(setting: Setting, ways: list[Way], task: Training) -> Rung:
         way.peaks,
         way.short_bytes,
         leanest.short_bytes,
-        seconds,
+        workload,
+        found,
         reason,
         is_exact,
         workload.kept.unknown,

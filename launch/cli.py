@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,13 @@ from launch.trainers import OWN_TRAINER, TRAINERS
 NOT_OF_SWEEPS = ("name", "model", "engine")
 """Fields that tell a sweep's points apart, and are no options of it."""
 
+_OF_SWEEPS: Mapping[str, str | None] = {
+    **dict.fromkeys(("--engines", "--model", "--repeats", "--trainer")),
+    "--size": "auto",
+}
+"""Options of sweeps that decide which runs they consist of, and what they are by default."""
+_BESIDE = frozenset({"--log-to"})
+"""Options of trainers that change no result."""
 _LEAVE_OUT = "leave it out:"
 MEGATRON = {
     "--dataset-impl": f"{_LEAVE_OUT} token files are always read as mmap does",
@@ -83,7 +92,7 @@ def add_field_options(parser: Parser, study: Study, left_out: Sequence[str] = ()
     def add(group: argparse._ArgumentGroup, name: str, field: FieldInfo, default: str = "") -> None:
         row = study.fields.get(name)
         spellings = [name, *(row.spellings if row else ())]
-        flags = [f"--{spelling.replace('_', '-')}" for spelling in spellings]
+        flags = [_flag(spelling) for spelling in spellings]
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
         if flags[0] not in parser._option_string_actions:
             text = _help(field) + default
@@ -104,6 +113,48 @@ def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]
     names = [*study.point_type.model_fields, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a command line decides of which runs a sweep consists."""
+
+    options: list[str] = dataclasses.field(default_factory=list)
+    """Words of the options, those of ``fields`` among them."""
+    fields: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Fields of points and their values, in place of the sweep's own."""
+
+    def as_table(self) -> dict[str, Any]:
+        """Return it as ``sweep.json`` has it."""
+        return dataclasses.asdict(self)
+
+
+def asked(options: argparse.Namespace, study: Study) -> Asked:
+    """Return what the command line of a sweep asks for in place of what the sweep's file says.
+
+    Options that choose some of its points, or how runs are started and watched, are not among it.
+    """
+    over = field_overrides(options, study)
+    over = {name: value for name, value in over.items() if name not in NOT_OF_SWEEPS}
+    of_trainers = {flag for trainer in TRAINERS.values() for flag in trainer.options}
+    given = {flag: _given(options, flag) for flag in (*_OF_SWEEPS, *sorted(of_trainers - _BESIDE))}
+    given |= {_flag(name): [value] for name, value in over.items()}
+    words: list[str] = []
+    for flag, values in given.items():
+        for value in values:  # a value may begin with a dash, as an option does
+            words += [f"{flag}={value}"] if value.startswith("-") else [flag, value]
+    return Asked(words, over)
+
+
+def _given(options: argparse.Namespace, flag: str) -> list[str]:
+    value = getattr(options, flag.removeprefix("--").replace("-", "_"))
+    if value is None or _OF_SWEEPS.get(flag) == value:
+        return []
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def add_run_options(parser: Parser) -> None:

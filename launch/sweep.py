@@ -69,7 +69,8 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)
-    return SweepPlan(sweep, tuple(points), machine, options, data)
+    asked = cli.asked(given, sweep.study)
+    return SweepPlan(sweep, tuple(points), machine, options, data, asked)
 
 
 def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[Sweep, list[Point]]:
@@ -77,8 +78,7 @@ def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[S
 
     A model that is left open is the largest that there is room for.
     """
-    over, model = cli.field_overrides(given, sweep.study), given.model
-    over = {name: value for name, value in over.items() if name not in cli.NOT_OF_SWEEPS}
+    over, model = cli.asked(given, sweep.study).fields, given.model
     if is_tiny:
         sweep, model = sweep.small(), None
     if given.repeats is not None:
@@ -108,7 +108,8 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     names = choose_points(points, given.only, given.index)
     chosen = [point for point in points if point.name in names]
     made = None if given.no_report else derive
-    return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
+    asked = cli.asked(given, sweep.study)
+    return simulate_sweep(simulation, sweep, chosen, made, given.dry_run, asked)
 
 
 def build_parser(study: Study) -> Parser:

@@ -17,6 +17,7 @@ from configs.files import read_json, write_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
+from launch.cli import Asked
 from launch.execute import Outcome, execute
 from launch.feasibility import AS_BEFORE, Host, estimate, why_not_here
 from launch.process.live import LiveLine
@@ -54,6 +55,8 @@ class SweepPlan:
     options: RunOptions
     data: str = ""
     """Which data the command line chose, in a line; empty when it chose none."""
+    asked: Asked = field(default_factory=Asked)
+    """What the command line asks for in place of what the sweep's file says."""
 
     @property
     def folder(self) -> Path:
@@ -353,6 +356,7 @@ def write_index(
         "schema_version": SCHEMA_VERSION,
         "name": sweep.name,
         "description": sweep.description,
+        "asked": plan.asked.as_table(),
         "figures": list(sweep.figures),
         "results": list(sweep.results),
         "study": sweep.study.as_table(),

@@ -14,6 +14,7 @@ import html
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,7 @@ def _context(
     return {
         "name": str(index.get("name") or parsed.folder.name),
         "description": str(index.get("description") or ""),
+        "set_fields": _set_fields(index),
         "study": study,
         "machine": machine,
         "times": _times(predicted, warmup),
@@ -223,7 +225,15 @@ def _command(index: Mapping[str, Any], study: Study, machine: str) -> str:
     words = ["bash master-script.sh"]
     words += [] if study.is_default else [f"--study {study.name}"]
     words.append(f"--sweep {index.get('name')}")
-    return " ".join([*words, *([f"--simulate --machine {machine}"] if machine else [])])
+    words += [f"--simulate --machine {machine}"] if machine else []
+    options = _names(as_table(index.get("asked")), "options")
+    return " ".join([*words, *([shlex.join(options)] if options else [])])
+
+
+def _set_fields(index: Mapping[str, Any]) -> str:
+    """Fields that the command set in place of the sweep's own, as its options have them."""
+    fields = as_table(as_table(index.get("asked")).get("fields"))
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in fields.items())
 
 
 def _place(folder: Path) -> str:

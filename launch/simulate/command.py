@@ -32,6 +32,7 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from deep_optimizer_states.units import GIB
+from launch.cli import Asked
 from launch.identity import settings_key
 from launch.records import SCHEMA_VERSION, results_of, sweep_dir
 from launch.simulate.workloads import PAPER_MACHINES, workload_of
@@ -135,11 +136,12 @@ def simulate_sweep(
     points: Sequence[Point],
     derive: Callable[[Path, Sequence[str]], int] | None,
     dry_run: bool = False,
+    asked: Asked | None = None,
 ) -> int:
     """Predict a sweep's points, write their folders, and make tables, figures and report.
 
     Without ``derive``, which makes the latter, they are left out; a dry run only says the
-    predictions.
+    predictions. The report says what was ``asked`` for in place of the sweep's own.
 
     Returns:
         0, or the exit code of what could not be made.
@@ -182,6 +184,7 @@ def simulate_sweep(
         index = {
             "name": sweep.name,
             "description": sweep.description,
+            "asked": (asked or Asked()).as_table(),
             "study": sweep.study.as_table(),
             "figures": figures,
             "figures_left_out": left_out,

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 from in_process import explain_or_advise
@@ -12,7 +13,18 @@ from deep_optimizer_states.predict.huggingface import model_of_config
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.units import GIB
-from ds_config.advise import CHECKPOINTING, GLIBC, NARROW, SHARE, changes, notes_of
+from ds_config.advise import (
+    CHECKPOINTING,
+    GLIBC,
+    NARROW,
+    ORDER,
+    SHARE,
+    UNTIMED,
+    adding_up,
+    changes,
+    notes_of,
+    notes_of_times,
+)
 from ds_config.figure import draw
 from ds_config.search import (
     ENGINES,
@@ -335,6 +347,75 @@ def test_what_a_rung_costs_is_printed(capsys):
         assert max(host) == rung["host_bytes"]
     assert rows[0].startswith("> ")
     assert not any(row.startswith(">") for row in rows[1:])
+
+
+def lines_of(capsys, *words):
+    text = advise(capsys, "--model", "tiny", "--gpus", 1, *words).out
+    return text, " ".join(text.split())
+
+
+def test_the_chosen_iteration_is_told_by_phases_that_add_up(capsys):
+    words = ("--machine", "h100x4", "--gpu-memory", 14, "--host-memory", 64, "--batch", 8)
+    text = advise(capsys, "--model", "1.3B", "--gpus", 1, *words).out
+    flat = " ".join(text.split())
+    found = re.search(
+        r"the chosen iteration: (.*?) = ([\d.]+) s, predicted limited: (.*?)tok", flat
+    )
+    terms = re.findall(r"([-+]?) ?([\d.]+) (forward|backward|update|hidden|outside)", found[1])
+    assert [name for *_, name in terms] == ["forward", "backward", "update", "hidden", "outside"]
+    total = sum(float(f"{sign}{value}") for sign, value, _ in terms)
+    assert total == pytest.approx(float(found[2]))
+    assert f" {float(found[2]):.2f} s " in next(r for r in text.splitlines() if r.startswith(">"))
+    for words in ("forward by ", "backward by ", "update by "):
+        assert words in found[3]
+    assert "tokens/s at 8 samples an update (--batch)" in flat
+
+
+def test_rounded_parts_add_up_to_their_rounded_sum():
+    parts = [0.004, 0.004, 0.004, -0.003]  # each by itself is 0
+    assert adding_up(parts, 2) == [0.0, 0.01, 0.0, 0.0]
+    assert sum(round(part, 2) for part in parts) != round(sum(parts), 2)
+
+
+@pytest.mark.parametrize(
+    "words", [("--machine", "h100x4"), ("--machine", "h200x1", "--gpu-memory", 0)]
+)
+def test_the_arrays_of_a_phase_and_the_rest_add_up(capsys, words):
+    text, _ = lines_of(capsys, *words)
+    for block in re.split(r"(?m)^while it ", text)[1:]:
+        head, found = block.split(":\n", 1)[0], re.findall(r"([\d.]+) GiB  (device|host)", block)
+        device, host = re.search(r"GPU ([\d.]+) GiB, host ([\d.]+)", head).groups()
+        sums = dict.fromkeys(("device", "host"), 0.0)
+        for size, place in found:
+            sums[place] += float(size)
+        if float(device):
+            assert sums["device"] == pytest.approx(float(device), abs=0.06)
+            assert sums["host"] == pytest.approx(float(host), abs=0.06)
+        else:
+            assert sum(sums.values()) == pytest.approx(float(host), abs=0.06)
+
+
+def test_the_order_that_is_said_is_the_order_that_there_is(capsys):
+    _, timed = lines_of(capsys, "--machine", "h100x4")
+    assert ORDER in timed
+    assert UNTIMED not in timed
+    text, untimed = lines_of(capsys, "--gpu-memory", 80, "--host-memory", 64)
+    assert UNTIMED in untimed
+    assert ORDER not in untimed
+    assert "the chosen iteration" not in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "ranks", "found"),
+    [("h100x4", 1, ["a guess", "assumed"]), ("h100x4", 4, ["assumed"]), ("h200x1", 1, [])],
+)
+def test_times_say_what_they_rest_on(machine, ranks, found):
+    place = NodeMemory(ranks, ranks, GIB, GIB, machine=load_machine(machine))
+    notes = notes_of_times(place)
+    assert len(notes) == len(found)
+    for note, words in zip(notes, found, strict=True):
+        assert words in note
+    assert notes_of_times(room()) == []
 
 
 def test_deepspeed_s_own_loader_and_explain_take_the_configurations(tmp_path, capsys):

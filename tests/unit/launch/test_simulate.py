@@ -333,6 +333,7 @@ def test_a_profile_of_ones_own_has_todays_software(simulate, tmp_path):
     own.write_text((MACHINES_DIR / "h100x4.toml").read_text())
     simulate("--sweep", "basic", "--model", "7B", machine=own)
     index = index_of(tmp_path / "r" / "simulated-h100x4" / "basic")
+    assert index["asked"] == {"options": ["--model", "7B"], "fields": {}}
     assert "today" in index["simulated"]["software"]
     assert {run["run_dir"].rpartition("/")[2] for run in index["runs"]} == {"simulated-001"}
 

@@ -9,6 +9,7 @@ from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import run as run_command, task as task_module
 from launch.choose import choose_points
+from launch.cli import Asked, asked
 from launch.ds_json import deepspeed_config
 from launch.feasibility import Host
 from launch.postprocess import derive
@@ -59,6 +60,19 @@ def test_a_field_of_every_run_is_set_from_the_command_line():
     assert planned(CPU, "--repeats", "3").sweep.repeats == 3
     assert {point.lr for point in set_points()} == {3e-4}
     assert {point.lr for point in set_points("--lr", "1e-4", "--clip-grad", "0")} == {1e-4}
+
+
+def test_a_plan_knows_what_its_command_asks_for_in_place_of_the_sweeps_own():
+    assert planned(CPU).asked == Asked()
+    words = ["--size", "full", "--model", "tiny", "--repeats", "2", "--engines", "stock"]
+    beside = ["--timeout", "9", "--log-to", "csv", "--only", "stock", "--again"]
+    plan = planned(CPU, *words, *beside, "--subgroup-numel=200000")
+    assert plan.asked.fields == {"subgroup_numel": "200000"}
+    options = plan.asked.options
+    assert sorted(options) == sorted([*words, "--subgroup-numel", "200000"])
+    for options in (plan.asked.options, ["--megatron-flag=--a", "--megatron-flag", "b"]):
+        again = build_parser(BASIC.study).read(options)
+        assert asked(again, BASIC.study).options == options, "the same command"
 
 
 def test_a_field_of_some_engines_is_set_for_those_that_take_it(capsys):

@@ -13,6 +13,7 @@ from configs.study import make_point
 from configs.sweep import make_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import sweep_runner, task as task_module
+from launch.cli import Asked
 from launch.feasibility import DTYPE_TEXT, NO_PRODUCT, Estimate, Host
 from launch.preview import dry_run
 from launch.process.live import LiveLine
@@ -117,11 +118,13 @@ def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_train
 
 
 def test_a_damaged_index_is_made_anew(plan, fake_trainer):
-    the_plan = plan(fake_trainer("ok"))
+    asked = Asked(["--lr", "1e-4"], {"lr": "1e-4"})
+    the_plan = replace(plan(fake_trainer("ok")), asked=asked)
     run_all(the_plan, Request())
     (the_plan.folder / "sweep.json").write_text('{"points": ')
     assert run_all(the_plan, Request()).skipped == 3
     assert len(index_of(the_plan)["runs"]) == 3
+    assert index_of(the_plan)["asked"] == {"options": ["--lr", "1e-4"], "fields": {"lr": "1e-4"}}
 
 
 def test_repeats_alternate(plan, fake_trainer, capsys):

@@ -180,6 +180,25 @@ def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     assert "Asked for and not drawn: memory." in found.texts["p"]
 
 
+def test_a_report_names_the_command_that_made_it_and_the_fields_that_it_set(sweep_writer, page):
+    words = ["--engines", "stock", "--subgroup-numel", "<2 & 3"]
+    asked = {"options": words, "fields": {"subgroup_numel": "<2 & 3"}}
+    folder = sweep_writer.write_runs([("stock", 0, {})], name="basic", asked=asked)
+    command = "bash master-script.sh --sweep basic --engines stock --subgroup-numel '<2 & 3'"
+    found = page(folder)
+    assert command in found.texts["code"]
+    assert "Set by its command" in found.texts["p"]
+    markdown = (folder / "report.md").read_text()
+    assert f"Made by `{command}`; " in markdown
+    assert "in every run that takes it: subgroup-numel \\<2 \\& 3." in markdown.split("## ")[0]
+    index = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps({**index, "asked": None}))
+    page(folder)
+    markdown = (folder / "report.md").read_text()
+    assert "Made by `bash master-script.sh --sweep basic`; " in markdown
+    assert "Set by its command" not in markdown
+
+
 def test_a_figures_numbers_and_command_stand_behind_it(sweep_writer, page):
     folder = sweep_writer.write_runs([("stock", 0, {})], figures=["loss"])
     (folder / "figures").mkdir()
