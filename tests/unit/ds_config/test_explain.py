@@ -376,3 +376,10 @@ def test_a_file_around_the_configuration_is_named(tmp_path, capsys, monkeypatch)
     path.write_text(json.dumps({"deepspeed": GOOD, "seed_of_data": 1}))
     assert explain_or_advise(["explain", path]) == 2
     assert "at its top, but deepspeed, seed_of_data: give" in capsys.readouterr().err
+
+
+def test_the_plugins_block_is_said_to_need_the_plugin():
+    table = {"train_batch_size": 1, "deep_optimizer_states": {"enabled": True}}
+    (line,) = (one for one in told(table).keys if one.key == "deep_optimizer_states")
+    assert "only after deep_optimizer_states.install()" in line.meaning
+    assert "python -m deep_optimizer_states run" in line.meaning

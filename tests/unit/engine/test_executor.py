@@ -62,7 +62,7 @@ def grow_and_shrink(cache, step):
         {"stays": 3, "ahead": 5, "move": grow_and_shrink, "steps": 5},
         {"parts": 3, "stays": 100, "move": grow_and_shrink, "steps": 5},
     ],
-    ids=str,
+    ids=" ".join,
 )
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_gives_the_all_host_result(name, options):
