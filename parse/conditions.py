@@ -8,20 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from parse.illnesses import Illness
-from parse.observed import Norm, Observed
+from parse.observed import Loss, Norm, Observed
 from parse.verdict import (
-    DEFAULT_VOCABULARY,
+    DIVERGED_RISE,
     FALL_TO_ZERO,
-    FEWEST_LOSSES,
     STANDSTILL,
     LossVerdict,
+    judge_guess,
     judge_loss,
+    ln_name,
+    steps_since_rise,
 )
 
 Found = Iterator[Illness]
-_STEPS_AT_FULL_RATE = 7
-_WAVERS = 0.02
-"""Share of itself that a loss moves by from batch to batch."""
 _LAST = 20
 _CERTAIN = 3
 """So many norms in a row that are not finite are no steps which a loss scaler left out."""
@@ -42,18 +41,31 @@ def _loss(seen: Observed) -> Found:
     """The first that holds: a loss that is NaN also stands still."""
     bad = next((loss for loss in seen.losses if not math.isfinite(loss.value)), None)
     if bad is not None:
-        before = [f"{loss.value:g}" for loss in seen.losses if loss.line < bad.line]
-        last = before[-1] if before else "none"
-        text = f"the loss is {bad.value} for the first time; the last finite one: {last}"
-        yield Illness("loss-nan", bad.line, text)
+        yield Illness("loss-nan", bad.line, _not_finite(seen, bad))
     elif still := _standstill(seen):
         yield still
     elif seen.losses:
-        first_line, verdict = seen.losses[0].line, _verdict(seen)
-        if verdict.word == "diverged":
-            yield Illness("loss-diverging", first_line, f"the loss {verdict.text}")
-        elif verdict.word == "undecided" and (text := _flat(seen)):
-            yield Illness("loss-frozen", first_line, text)
+        verdict = _verdict(seen)
+        if verdict.word == "diverged" and verdict.start is not None:
+            above = verdict.start + DIVERGED_RISE
+            line = next(loss.line for loss in seen.losses if loss.value > above)
+            yield Illness("loss-diverging", line, f"the loss {verdict.text}")
+        else:
+            yield from _no_better_than_guess(seen, verdict.word)
+
+
+def _not_finite(seen: Observed, bad: Loss) -> str:
+    before = [loss.value for loss in seen.losses if loss.line < bad.line]
+    text = f"the loss is {bad.value} for the first time"
+    if bad.is_left_out:
+        text += " (the line has none, which Megatron leaves out when it is NaN)"
+    text += f"; the last finite one: {f'{before[-1]:g}' if before else 'none'}"
+    name = ln_name(before[-1], seen.log.vocab_sizes) if before else None
+    if name and len(before) > 1 and before[-2] != before[-1]:
+        first = "the first update" if len(before) == 2 else f"update {len(before) - 1}"
+        text += f", exactly {name}, the loss of a model that gives all tokens the same chance,"
+        text += f" right after {first}: look at what the update wrote to the weights"
+    return text
 
 
 def _verdict(seen: Observed) -> LossVerdict:
@@ -84,21 +96,20 @@ def _standstill(seen: Observed) -> Illness | None:
     return Illness("loss-frozen", losses[-length].line, text)
 
 
-def _flat(seen: Observed) -> str:
-    """Says of a loss that it only wavers, though it is worse than a guess; else empty.
-
-    A model guesses evenly before it has learned anything, which costs ln(vocabulary); the first
-    steps at the full learning rate bring it there at the latest.
-    """
-    losses = [loss.value for loss in seen.losses]
-    sizes = [*seen.log.vocab_sizes, DEFAULT_VOCABULARY]
-    guess, low, high = math.log(sizes[0]), min(losses), max(losses)
-    if (seen.steps_since_rate_rose or 0) < _STEPS_AT_FULL_RATE or _lost_norms(seen):
-        return ""
-    if low < guess or high - low > _WAVERS * low:
-        return ""
-    text = f"the loss stays between {low:.5g} and {high:.5g} for {len(losses)} steps"
-    return f"{text}, worse than an even guess: ln({sizes[0]}) = {guess:.5g}"
+def _no_better_than_guess(seen: Observed, word: str) -> Found:
+    """A loss that stays worse than an even guess: it only wavers, or it was thrown off."""
+    losses, since = [loss.value for loss in seen.losses], steps_since_rise(seen.rates)
+    shown = judge_guess(losses, seen.log.vocab_sizes, since)
+    if shown is None or (shown.is_flat and (word != "undecided" or _lost_norms(seen))):
+        return
+    line = seen.losses[shown.at].line
+    if shown.is_flat:
+        yield Illness("loss-frozen", line, shown.text)
+        return
+    rate = f"; learning rate up to {max(seen.rates):g}" if seen.rates else ""
+    warmup = seen.facts.get("warmup")
+    told = f", lr_warmup_iters {warmup.value} (line {warmup.line})" if warmup else ""
+    yield Illness("loss-unstable", line, f"{shown.text}{rate}{told}")
 
 
 def _norms(seen: Observed) -> Found:
@@ -160,11 +171,12 @@ def _step_share(seen: Observed) -> Found:
     """The median tells; the first iteration sets up."""
     if len(seen.shares) < _FEWEST_TIMED:
         return
-    _, shares, updates = zip(*seen.shares[1:], strict=True)
+    lines, shares, updates = zip(*seen.shares[1:], strict=True)
     if (share := median(shares)) > 0.5:
         text = f"step takes {share:.0%} of forward, backward and step"
         text += f" (medians of {len(shares)}: {median(updates):.0f} ms a step)"
-        yield Illness("step-over-half", seen.shares[0][0], text)
+        line = next(line for line, one in zip(lines, shares, strict=True) if one > 0.5)
+        yield Illness("step-over-half", line, text)
 
 
 def _dropped_gradients(seen: Observed) -> Found:
@@ -236,8 +248,6 @@ def not_judged(seen: Observed) -> Iterator[str]:
             text += f" ({seen.num_progress} lines of DeepSpeed's own progress)"
             text += "; print the loss of each step"
         yield text
-    elif len(seen.losses) < FEWEST_LOSSES:
-        yield f"whether the loss falls: {len(seen.losses)} losses are too few"
     elif not any(_loss(seen)) and (verdict := _verdict(seen)).word == "undecided":
         yield f"whether the loss falls: {verdict.text}"
     if not seen.norms:

@@ -20,7 +20,8 @@ from configs.cli import Parser, add_json, complain
 from configs.files import printable
 from parse import conditions
 from parse.illnesses import Illness
-from parse.observed import Observed
+from parse.log_name import settings_from_name
+from parse.observed import Fact, Observed
 from parse.records import LogError
 from parse.run import find_logs
 from parse.trainer import JsonLines
@@ -38,6 +39,8 @@ class Diagnosis:
     """What makes the run worth nothing first, then in the order of the log."""
     not_judged: list[str]
     """Questions that the log leaves open."""
+    states: set[str]
+    """Settings and programs that it names; remedies depend on them."""
 
 
 def diagnose(path: Path) -> Diagnosis:
@@ -48,6 +51,8 @@ def diagnose(path: Path) -> Diagnosis:
     """
     seen, lines = Observed(), JsonLines(path)
     seen.read(lines)
+    if settings_from_name(path.name).get("engine") in _OVERLAPPED:
+        seen.facts.setdefault("overlapped", Fact("", 0, ""))
     found = [
         *seen.overflows.illnesses(),
         *conditions.illnesses(seen),
@@ -59,7 +64,8 @@ def diagnose(path: Path) -> Diagnosis:
     kept = list({illness.name: illness for illness in reversed(found)}.values())[::-1]
     steps, software = seen.num_steps, sorted(seen.software)
     not_judged = [*lines.notes, *conditions.not_judged(seen)]
-    return Diagnosis(path, seen.num_lines, steps, software, kept, not_judged)
+    states = {*seen.facts, *seen.software}
+    return Diagnosis(path, seen.num_lines, steps, software, kept, not_judged, states)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,6 +91,9 @@ def main(argv: Sequence[str]) -> int:
 def _of_one_cause(found: list[Illness], seen: Observed) -> list[Illness]:
     """Name once what is not finite, by what shows it first."""
     lines = {one.name: one.line for one in reversed(found)}
+    if lines.keys() & _OF_NORMS:
+        # What is left of the loss without updates says nothing of those that were made.
+        found = [one for one in found if one.name != "loss-unstable"]
     # An update that overflows has no norm.
     if (norm := lines.get("norm-nan")) and "overflow-every-step" not in lines:
         # A step whose loss is lost may tell of its gradients before it prints the loss.
@@ -96,6 +105,18 @@ def _of_one_cause(found: list[Illness], seen: Observed) -> list[Illness]:
     return [one for one in found if one.name == kept or one.name not in _NOT_FINITE]
 
 
+_OF_NORMS = {"norm-nan", "overflow-every-step"}
+_OVERLAPPED = (
+    "auto",
+    "dynamic",
+    "all-host",
+    "stride",
+    "ratio",
+    "async-gradients",
+    "hybrid",
+    "resident",
+)
+"""Engines, as logs are named by them, whose update goes on beside the backward pass."""
 _NOT_FINITE = {"loss-nan", "norm-nan", "eval-loss-nan"}
 _ABOUT = """``python -m parse diagnose LOG...``: what ails runs, and what to do about it.
 
@@ -113,7 +134,9 @@ def _known(found: Diagnosis) -> Diagnosis:
 def _as_json(found: list[Diagnosis]) -> str:
     logs: list[dict[str, Any]] = []
     for one in found:
-        rows = [{**illness._asdict(), "remedy": illness.remedy} for illness in one.illnesses]
+        rows = [
+            {**illness._asdict(), "remedy": illness.remedy(one.states)} for illness in one.illnesses
+        ]
         about = {"log": str(one.path), "lines": one.num_lines, "steps": one.num_steps}
         more = {"software": one.software, "illnesses": rows, "not_judged": one.not_judged}
         logs.append(about | more)
@@ -126,7 +149,7 @@ def _as_text(one: Diagnosis) -> str:
     lines = [f"{printable(str(one.path))}: {one.num_lines} lines{of}, {one.num_steps} steps"]
     for illness in one.illnesses:
         lines.append(f"  {illness.name}, line {illness.line}: {illness.evidence}")
-        lines.append(f"    {illness.remedy}")
+        lines.append(f"    {illness.remedy(one.states)}")
     if not one.illnesses:
         lines.append("  no illness found")
     lines += [f"  not judged: {note}" for note in one.not_judged]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,10 +30,25 @@ class Illness(NamedTuple):
         """Return its row of ``illnesses.toml``."""
         return known()[self.name]
 
-    @property
-    def remedy(self) -> str:
-        """Return what to do about it."""
-        return self.kind.remedy
+    def remedy(self, states: Collection[str]) -> str:
+        """Return what to do about it in a run of which so much is known, see :class:`Also`."""
+        kind = self.kind
+        return " ".join([kind.remedy, *(also.text for also in kind.also if also.applies(states))])
+
+
+class Also(NamedTuple):
+    """A sentence that is right for some runs alone, by settings and software that the log names."""
+
+    text: str
+    where: Sequence[str] = ()
+    """One of these is named, if any are given."""
+    unless: Sequence[str] = ()
+    """None of these is."""
+
+    def applies(self, states: Collection[str]) -> bool:
+        """Return whether it is right for a run of which these are named."""
+        named = not self.where or any(name in states for name in self.where)
+        return named and not any(name in states for name in self.unless)
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class Kind:
     """A row of ``illnesses.toml``."""
 
     remedy: str
+    also: list[Also] = field(default_factory=list)
+    """More of the remedy, where it applies."""
     signs: list[str] = field(default_factory=list)
     """A line that matches one of these patterns shows the illness."""
     words: list[str] = field(default_factory=list)
@@ -75,7 +93,10 @@ class Kind:
 def known() -> dict[str, Kind]:
     """Return every illness by its name."""
     text = Path(__file__).with_name("illnesses.toml").read_text(encoding="utf-8")
-    return {name: Kind(**row) for name, row in tomllib.loads(text).items()}
+    return {
+        name: Kind(**{**row, "also": [Also(**also) for also in row.get("also", [])]})
+        for name, row in tomllib.loads(text).items()
+    }
 
 
 def quoted(text: str, end: int = 0, source: str = "") -> str:

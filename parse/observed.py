@@ -19,7 +19,11 @@ from parse.records import Log
 from parse.steps import Step, read_step
 
 _BLOCK = re.compile(r'^\s*"(\w+)": \{\s*$')
-_DEVICE = re.compile(r'^\s*"device": "(\w+)"')
+_OF_BLOCKS = {
+    "offload_optimizer": ("offload", re.compile(r'^\s*"device": "(\w+)"')),
+    "deep_optimizer_states": ("overlapped", re.compile(r'^\s*"enabled": (\w+)')),
+}
+"""Settings that are told by the block around them."""
 _SILENT_LINES = 100
 """A rank that told of no step while others told of so many does so no more."""
 _BUILT = re.compile(
@@ -51,6 +55,8 @@ class Loss(NamedTuple):
     value: float
     digits: int
     """Significant ones that it is printed with."""
+    is_left_out: bool = False
+    """True where the line has none, which says that it is NaN."""
 
 
 class Norm(NamedTuple):
@@ -93,7 +99,8 @@ class Observed:
         self.losses: list[Loss] = []
         self.norms: list[Norm] = []
         """Without those that are not finite of steps that the loss scaler left out."""
-        self.steps_since_rate_rose: int | None = None
+        self.rates: list[float] = []
+        """Learning rates of the steps that tell them."""
         self.shares: list[tuple[int, float, float]] = []
         """Line, the update's share of an iteration, and its ms."""
         self.rebuilt: list[Rebuilt] = []
@@ -104,7 +111,6 @@ class Observed:
         self._position = self._block = self._voice = ""
         self._since_voice = 0
         """Lines of steps of other ranks since the one that is listened to."""
-        self._highest_rate = -1.0
         self._phases: dict[str, float] = {}
         self._built: dict[tuple[str, str], _Build] = {}
 
@@ -157,16 +163,13 @@ class Observed:
         self.software.add(step.framework)
         self.num_steps += 1
         if step.loss is not None:
-            self.losses.append(Loss(step.line, step.loss, step.digits))
+            self.losses.append(Loss(step.line, step.loss, step.digits, step.is_left_out))
         is_left_out = step.skipped or self.overflows.since_step
         if step.grad_norm is not None and not (is_left_out and not math.isfinite(step.grad_norm)):
             self.norms.append(Norm(step.line, step.grad_norm, step.loss))
         self.overflows.take_step(step.line, skipped=step.skipped)
-        if step.learning_rate is not None:
-            rises = step.learning_rate > self._highest_rate
-            since = self.steps_since_rate_rose
-            self.steps_since_rate_rose = 0 if rises or since is None else since + 1
-            self._highest_rate = max(self._highest_rate, step.learning_rate)
+        if step.learning_rate is not None and math.isfinite(step.learning_rate):
+            self.rates.append(step.learning_rate)
 
     def _take_facts(self, line: Line) -> None:
         text = line.text
@@ -179,9 +182,9 @@ class Observed:
         # DeepSpeed prints its JSON over several lines; a device is of the block around it.
         if block := _BLOCK.match(text):
             self._block = block[1]
-        elif self._block == "offload_optimizer" and (device := _DEVICE.match(text)):
-            if device[1] != "none":
-                self.facts["offload"] = Fact(device[1], line.number, quoted_line(line))
+        elif (of_block := _OF_BLOCKS.get(self._block)) and (value := of_block[1].match(text)):
+            if value[1] not in ("none", "false"):
+                self.facts[of_block[0]] = Fact(value[1], line.number, quoted_line(line))
             self._block = ""
 
     def _take_build(self, line: Line) -> None:

@@ -70,6 +70,8 @@ class Step(NamedTuple):
     learning_rate: float | None = None
     skipped: bool = False
     """True where the loss scaler left the update out."""
+    is_left_out: bool = False
+    """True where the line has no loss, which says that it is NaN."""
 
 
 def read_step(line: Line) -> Step | None:
@@ -92,7 +94,10 @@ def _megatron_step(line: Line) -> Step | None:
     norm, rate = found.values.get("grad_norm"), found.values.get("learning_rate")
     digits, skipped = _digits(found.texts.get("loss", "")), bool(found.values.get("skipped"))
     framework = "DeepSpeed's pipeline" if PIPELINE_MARK in line.text else "Megatron"
-    return Step(line.number, framework, position, found.loss, digits, norm, rate, skipped)
+    is_left_out = found.loss is not None and "loss" not in found.texts
+    return Step(
+        line.number, framework, position, found.loss, digits, norm, rate, skipped, is_left_out
+    )
 
 
 def _of_a_fork(line: Line) -> Step | None:

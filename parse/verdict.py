@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
@@ -39,6 +39,12 @@ FAILED = ("nan", "frozen", "diverged", "skipped")
 """Words of a loss that make its run a failure, however it ended."""
 FEWEST_LOSSES = 6
 """Below this a loss that ends above its start may come down again: first steps often rise."""
+UNSTABLE_FACTOR = 1.25
+"""A loss so many times the first one was thrown off: no batch is that much harder to guess."""
+_FEWEST_UNSTABLE = 5
+_STEPS_AT_FULL_RATE = 7
+_WAVERS = 0.02
+"""Share of itself that a loss moves by from batch to batch."""
 _NOISES_FALLEN = 1.5
 _NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 """Median size of a second difference of normal noise, over its standard deviation."""
@@ -69,6 +75,9 @@ class LossVerdict:
     """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
     skipped: int | None = None
     """Updates that were left out, where all were."""
+    num_losses: int = 0
+    remark: str = ""
+    """What an undecided loss shows all the same: that it never was better than a guess."""
 
     @property
     def failed(self) -> bool:
@@ -85,8 +94,13 @@ class LossVerdict:
         if self.word == "skipped":
             return f"that of unchanged weights: all {self.skipped} updates were skipped"
         if self.word in ("diverged", "undecided"):
-            figures = f"from {self.start:.4g} to {self.end:.4g}, noise {self.noise:.2g}"
-            return f"{self.word} ({figures})"
+            figures = (
+                f"from {self.start:.4g} to {self.end:.4g}, medians of its first and last third"
+            )
+            figures += f"; its standard deviation around its trend is {self.noise:.2g}"
+            if self.num_losses < FEWEST_LOSSES:
+                figures += f"; {self.num_losses} losses are too few to tell if it falls"
+            return f"{self.word} ({figures})" + (f"; {self.remark}" if self.remark else "")
         return self.word or "no loss in the log"
 
 
@@ -113,7 +127,7 @@ def judge_loss(
     while still < len(known) and known[-1 - still][1] == last:
         still += 1
     if still >= (_fewest_equal(known, still) if is_rounded else FROZEN_ITERATIONS):
-        name = _ln_name(last, vocab_sizes)
+        name = ln_name(last, vocab_sizes)
         return LossVerdict("frozen", known[-still][0], at=last, at_name=name)
     values = [loss for _, loss in known]
     third = max(1, len(values) // 3)
@@ -121,7 +135,7 @@ def judge_loss(
     falls = start - end > _NOISES_FALLEN * noise
     rises = end - start > DIVERGED_RISE and len(values) >= FEWEST_LOSSES
     word = "diverged" if rises else "trains" if falls else "undecided"
-    return LossVerdict(word, start=start, end=end, noise=noise)
+    return LossVerdict(word, start=start, end=end, noise=noise, num_losses=len(values))
 
 
 def _fewest_equal(known: Sequence[tuple[int, float]], still: int) -> float:
@@ -144,7 +158,55 @@ def _noise(losses: Sequence[float]) -> float:
     return median(seconds) / _NOISE_OF_SECOND_DIFFERENCE if seconds else 0.0
 
 
-def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
+@dataclass(frozen=True)
+class NoBetterThanGuess:
+    """A loss that never was better than an even guess, which costs ln(vocabulary)."""
+
+    is_flat: bool
+    """It only wavers; otherwise it jumped."""
+    at: int
+    """Place of the first loss that shows it, from 0."""
+    text: str
+    """The same, as a person reads it."""
+
+
+def judge_guess(
+    losses: Sequence[float], vocab_sizes: Sequence[int], steps_at_full_rate: int | None
+) -> NoBetterThanGuess | None:
+    """Tell a loss that learned nothing from one that its updates threw off.
+
+    A model guesses evenly before it has learned anything; the first steps at the full learning rate
+    bring it there at the latest.
+
+    Args:
+        losses: All finite ones, in order.
+        vocab_sizes: Those that the log names; without one, no jump is judged.
+        steps_at_full_rate: Since the learning rate rose last; None where it is unknown.
+    """
+    size = [*vocab_sizes, DEFAULT_VOCABULARY][0]
+    guess = math.log(size)
+    if not losses or min(losses) < guess:
+        return None
+    low, high, first, count = min(losses), max(losses), losses[0], len(losses)
+    of_guess = f"worse than an even guess: ln({size}) = {guess:.5g}"
+    if high - low <= _WAVERS * low:
+        text = f"the loss stays between {low:.5g} and {high:.5g} for {count} steps, {of_guess}"
+        is_full = (steps_at_full_rate or 0) >= _STEPS_AT_FULL_RATE
+        return NoBetterThanGuess(True, 0, text) if is_full else None
+    if not vocab_sizes or count < _FEWEST_UNSTABLE or high < UNSTABLE_FACTOR * first:
+        return None
+    at = next(place for place, loss in enumerate(losses) if loss >= UNSTABLE_FACTOR * first)
+    text = (
+        f"the loss jumps from {losses[at - 1]:.4g} to {losses[at]:.4g} at loss {at + 1} of {count}"
+    )
+    if (top := losses.index(high)) != at:
+        text += f" and to {high:.4g} at loss {top + 1}"
+    text += f", {high / first:.2g} times the first one; all {count} are {of_guess}"
+    return NoBetterThanGuess(False, at, text)
+
+
+def ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
+    """Return ``ln(V)`` where the loss is that of a uniform softmax over V words."""
     for size in (*vocab_sizes, DEFAULT_VOCABULARY):
         if size > 1 and abs(loss - math.log(size)) <= LN_VOCABULARY_TOLERANCE:
             return f"ln({size})"
@@ -160,7 +222,18 @@ def judge_log(log: Log) -> LossVerdict:
     if records and skipped >= covered:
         return LossVerdict("skipped", records[0].iteration, skipped=skipped)
     losses = ((record.iteration, record.loss) for record in records)
-    return judge_loss(losses, log.vocab_sizes, log.rounded_losses)
+    verdict = judge_loss(losses, log.vocab_sizes, log.rounded_losses)
+    if verdict.word != "undecided":
+        return verdict
+    known = [record.loss for record in records if record.loss is not None]
+    rates = [record.printed.get("learning_rate") for record in records]
+    shown = judge_guess(known, log.vocab_sizes, steps_since_rise(finite(rates)))
+    return replace(verdict, remark=shown.text) if shown else verdict
+
+
+def steps_since_rise(rates: Sequence[float]) -> int | None:
+    """Return how many steps came after the one at which the rate was highest first."""
+    return len(rates) - 1 - rates.index(max(rates)) if rates else None
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
     logs = tomllib.loads(EXPECTED.read_text())
     seen = {name for table in logs.values() for found in table.values() for name in found}
     assert known().keys() == seen | ERRORS.keys() | LINES.keys() | BEFORE_ANY_RANK.keys() | {
-        "eval-loss-nan", "scheduler-groups", "device-memory-gradients",
+        "eval-loss-nan", "scheduler-groups", "device-memory-gradients", "loss-unstable",
     }  # fmt: skip
     assert all(kind.remedy.endswith(".") for kind in known().values())
 
