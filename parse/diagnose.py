@@ -20,7 +20,7 @@ from configs.cli import Parser, add_json, complain
 from configs.files import printable
 from parse import conditions
 from parse.illnesses import Illness
-from parse.log_name import settings_from_name
+from parse.log_name import is_overlapped
 from parse.observed import Fact, Observed
 from parse.records import LogError
 from parse.run import find_logs
@@ -51,7 +51,7 @@ def diagnose(path: Path) -> Diagnosis:
     """
     seen, lines = Observed(), JsonLines(path)
     seen.read(lines)
-    if settings_from_name(path.name).get("engine") in _OVERLAPPED:
+    if is_overlapped(path.name):
         seen.facts.setdefault("overlapped", Fact("", 0, ""))
     found = [
         *seen.overflows.illnesses(),
@@ -106,17 +106,6 @@ def _of_one_cause(found: list[Illness], seen: Observed) -> list[Illness]:
 
 
 _OF_NORMS = {"norm-nan", "overflow-every-step"}
-_OVERLAPPED = (
-    "auto",
-    "dynamic",
-    "all-host",
-    "stride",
-    "ratio",
-    "async-gradients",
-    "hybrid",
-    "resident",
-)
-"""Engines, as logs are named by them, whose update goes on beside the backward pass."""
 _NOT_FINITE = {"loss-nan", "norm-nan", "eval-loss-nan"}
 _ABOUT = """``python -m parse diagnose LOG...``: what ails runs, and what to do about it.
 

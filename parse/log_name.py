@@ -26,6 +26,14 @@ _NAME_KEYS = {
 _NAME_PART = re.compile(rf"-({'|'.join(_NAME_KEYS)})(\d{{1,15}}(?:\.\d{{1,12}})?)(?=-|$)")
 
 
+_OVERLAPPED = frozenset(
+    [
+        *("auto", "dynamic", "all-host", "stride", "ratio"),
+        *("async-gradients", "hybrid", "resident"),  # as earlier logs have them
+    ]
+)
+
+
 def settings_from_name(name: str) -> dict[str, Setting]:
     """Read ``log-{model}-tp{n}-...`` up to ``-opt_gaps{n}.log`` or ``-engine_{name}.log``.
 
@@ -52,3 +60,8 @@ def settings_from_name(name: str) -> dict[str, Setting]:
     if found.get("flush_async") == 1:
         return found | {"engine": "all-host", "stride": 0}
     return found | ({"engine": "stock", "stride": 0} if "prefetch" in found else {})
+
+
+def is_overlapped(name: str) -> bool:
+    """Return whether a log is named by an engine whose update goes on beside backward or forward."""
+    return settings_from_name(name).get("engine") in _OVERLAPPED
