@@ -63,5 +63,5 @@ def settings_from_name(name: str) -> dict[str, Setting]:
 
 
 def is_overlapped(name: str) -> bool:
-    """Return whether a log is named by an engine whose update goes on beside backward or forward."""
+    """Return whether a log is named by an engine whose update goes on beside other work."""
     return settings_from_name(name).get("engine") in _OVERLAPPED
