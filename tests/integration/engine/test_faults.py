@@ -74,7 +74,7 @@ def test_nothing_wrong_comes_of_a_call_that_fails_at_any_place(play, name):
         # The lane's thread ends, and nobody looks whether it lives.
         pytest.param("no boundary", "^MemoryError at .*_ThreadEvent.reach, its entry", {"hang"},
                      marks=pytest.mark.exhaustive),
-        ("a lane's failure is swallowed", "^MemoryError at .*executor.py:copy_all, its entry",
+        ("a lane's failure is swallowed", "^MemoryError at .*cache.py:copy_all, its entry",
          {"silent", "other bits", "not whole"}),
         ("a half step is gone on from", "^MemoryError at .*GradientFlush.stepped, its entry",
          {"other bits", "not whole"}),

@@ -75,7 +75,7 @@ def test_layers_are_told_apart_and_their_time_is_that_of_the_same_gpt():
             for model in (shipped, found)
         ]
         assert times[1].forward_s == pytest.approx(times[0].forward_s, rel=1e-6)
-        assert times[1].iteration_s == pytest.approx(times[0].iteration_s, rel=0.01)
+        assert times[1].iteration_s == pytest.approx(times[0].iteration_s, rel=0.02)
 
 
 @pytest.mark.parametrize("table", [GPT2, BERT, T5, QWEN], ids=lambda t: t["model_type"])
