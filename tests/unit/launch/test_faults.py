@@ -1,6 +1,7 @@
 """A call that fails anywhere in a sweep: the next one goes on, and keeps nothing wrong."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -13,6 +14,12 @@ from launch.sweep_runner import Request, run_all
 
 ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "stock"}]}
 ERRORS = ("MemoryError", "OSError", "RuntimeError", "KeyboardInterrupt")
+ANSWERS = (
+    r"^OSError at process/supervise.py:Members\._has, ",  # a process that ended meanwhile
+    r"^OSError at process/watch.py:",  # a file that is not made yet, a process that is gone
+    r"^OSError at process/live.py:.* before (write|flush)",  # nobody reads the line
+)
+"""Errors that say something which the code asks for, so that nobody need be told of them."""
 
 
 @pytest.fixture
@@ -39,7 +46,11 @@ def play(plan, fake_trainer, tmp_path, monkeypatch):
 def test_a_sweep_that_was_cut_short_goes_on(play, number, capfd):
     watch, told, folder = play()
     assert told.ok == 1, told
-    points = points_of(watch.counts, ERRORS)
+    points = [
+        it
+        for it in points_of(watch.counts, ERRORS)
+        if not any(re.search(answer, str(it)) for answer in ANSWERS)
+    ]
     # Which are drawn depends on what this process has cached; the last word of a run is always one.
     last_word = [it for it in points if "record_end" in it.place.function][:1]
     wrong = []
