@@ -19,8 +19,14 @@ DEVICE_MEMORY = f"{BLOCK}.device_memory_bytes"
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
 
+_DEVICE_MEMORY_STANDS = (
+    '"device_memory_bytes" stands for it, a limit of all device memory that state and gradients '
+    'may take; "auto" is the default'
+)
 GONE = {
     "machine": 'policy "auto", the default, measures while it trains and reads no profile',
+    "prefetch_memory_bytes": _DEVICE_MEMORY_STANDS,
+    "keep_grads_on_device": _DEVICE_MEMORY_STANDS,
 }
 """Keys of earlier releases, to what stands for them; each is to be left out."""
 
@@ -86,17 +92,6 @@ class Settings(BaseModel):
     verify_every: int = Field(default=1000, ge=0)
     """Repeat updates 1 and 2, and one in this many, on the CPU for a sample of every tile, and
     compare the bits; ``step()`` waits for those updates. 0: none. No result depends on it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_names(cls, block: Any) -> Any:
-        for name in ("prefetch_memory_bytes", "keep_grads_on_device"):
-            if isinstance(block, Mapping) and name in block:
-                raise ValueError(
-                    f'"{name}" = {block[name]!r}: "device_memory_bytes" stands for it, a limit of '
-                    'all device memory that state and gradients may take; "auto" is the default'
-                )
-        return block
 
     @model_validator(mode="after")
     def _ratio_has_a_meaning(self) -> Self:

@@ -207,6 +207,8 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 _V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 HEADROOM = 0.97
 """Share of the free memory that may be taken."""
+DEVICE_MARGIN = 0.1
+"""Share of a device's memory that is left alone: what is cut up too small, and what varies."""
 
 
 def free_host_bytes() -> int:

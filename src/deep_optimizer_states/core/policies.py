@@ -136,7 +136,6 @@ class ABSelector:
         self._turn = turn
         self._speeds: list[float] = []
         self._rates: dict[bool, float] = {}
-        self._best = False
         self._patience = 1
         self._since = 0
 
@@ -155,13 +154,11 @@ class ABSelector:
         self._speeds.clear()
         if True not in self._rates:
             return may_try
-        first, second = self._rates[False], self._rates[True]
-        least = 1 - MIN_GAIN if self._best else 1 + MIN_GAIN
-        self.best = best = second > least * first
-        if was_second != self._best:
+        first, second, before = self._rates[False], self._rates[True], bool(self.best)
+        self.best = best = second > (1 - MIN_GAIN if before else 1 + MIN_GAIN) * first
+        if was_second != before:
             self._patience = 1 if best == was_second else min(2 * self._patience, LONGEST_WAIT)
             self._since = 0
-        self._best = best
         self._since += 1
         if self._since <= self._patience:
             return best

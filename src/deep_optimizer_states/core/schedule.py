@@ -147,12 +147,6 @@ class Schedule:
         )
 
     @property
-    def slot_subgroups(self) -> list[int]:
-        """Subgroups of which tiles may pass through a slot, in order."""
-        candidates = self._movable_tiles if self.dynamic else self.device_tiles
-        return sorted({self.tiles[idx].subgroup for idx in candidates})
-
-    @property
     def slot_numel(self) -> int:
         """Largest tile that may pass through a slot, in elements; 0 when none does."""
         candidates = self._movable_tiles if self.dynamic else self.device_tiles

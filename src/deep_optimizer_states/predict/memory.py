@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deep_optimizer_states.core.host import HEADROOM, bytes_of_gradients
+from deep_optimizer_states.core.host import DEVICE_MARGIN, HEADROOM, bytes_of_gradients
 from deep_optimizer_states.core.plan import Tile, choose_resident_subgroups
 from deep_optimizer_states.core.schedule import (
     NUM_OUTBOXES,
@@ -48,8 +48,6 @@ CONTEXT_BYTES = 1.5 * GIB
 """CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
 WORKSPACE_BYTES = 0.6 * GIB
 """Taken by the GPU's libraries."""
-KEPT_HEADROOM = 0.9
-"""Share of the device that state may fill which could as well be in host memory alone."""
 PERSISTENT_NUMEL = 100_000
 """DeepSpeed's ``stage3_param_persistence_threshold``."""
 PAGEABLE = "state that is not page-locked"
@@ -474,7 +472,7 @@ def with_device_share(of: Workload, machine: Machine) -> Workload:
     assert machine.device_memory_bytes is not None
     alone = dataclasses.replace(of, device_memory_bytes=0, device_share=0.0)
     peak = peaks_of(alone, True).train.device_bytes
-    room = KEPT_HEADROOM * machine.device_memory_bytes - peak
+    room = (1 - DEVICE_MARGIN) * machine.device_memory_bytes - peak
     if of.device_memory_bytes != AUTO:
         room = min(room, float(of.device_memory_bytes))
     homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)

@@ -338,7 +338,7 @@ def workload_of_json(
     if block.get("enabled"):
         names = {"ratio": "offload_ratio"}
         names |= {n: n for n in ("policy", "stride", "tile_numel", "just_in_time_forward")}
-        names["device_memory_bytes"] = "device_memory_bytes"
+        names |= {"device_memory_bytes": "device_memory_bytes"}
         own = {field: block[name] for name, field in names.items() if name in block}
         fields |= {"software": None, "offload_ratio": 1.0, "device_memory_bytes": AUTO, **own}
         if fields["stage"] in (1, 2):  # where stock has no subgroups, and its default no meaning

@@ -50,7 +50,7 @@ def test_rows_of_the_plugin_are_checked_by_its_own_config():
     found = configs()
     enabled = {engine for (engine, *_), (_, c) in found.items() if read_settings(c).enabled}
     assert enabled == {
-        *("all-host", "dynamic", "dynamic-prefetched", "stride", "ratio"),
+        *("all-host", "dynamic", "dynamic-cached", "stride", "ratio"),
         *("dynamic-timer", "dynamic-small-buckets", "auto"),
     }
     resident = read_settings(found["ratio", False, 3][1])

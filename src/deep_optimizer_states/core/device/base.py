@@ -22,8 +22,6 @@ from deep_optimizer_states.errors import UpdateError
 
 WAIT_TIMEOUT_S = 600.0
 """Bound of every blocking wait, in seconds; far above any update, far below forever."""
-MARGIN = 0.1
-"""Share of a device's memory that is left alone: what is cut up too small, and what varies."""
 
 
 class Wait(enum.StrEnum):

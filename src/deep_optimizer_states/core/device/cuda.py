@@ -25,14 +25,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.core.device.base import (
-    MARGIN,
     WAIT_TIMEOUT_S,
     Device,
     Event,
     Stamp,
     Wait,
 )
-from deep_optimizer_states.core.host import LaneCores
+from deep_optimizer_states.core.host import DEVICE_MARGIN, LaneCores
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.errors import UpdateError
 
@@ -206,7 +205,7 @@ class CudaDevice(Device):
     def free_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
         now, _ = self.peak_bytes()
-        return int(free + torch.cuda.memory_reserved(self._device) - now - MARGIN * total)
+        return int(free + torch.cuda.memory_reserved(self._device) - now - DEVICE_MARGIN * total)
 
     @override
     def peak_bytes(self) -> tuple[int, int]:

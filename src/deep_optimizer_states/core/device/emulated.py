@@ -24,7 +24,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.core.device.base import (
-    MARGIN,
     WAIT_TIMEOUT_S,
     Device,
     Event,
@@ -32,6 +31,7 @@ from deep_optimizer_states.core.device.base import (
     Stamp,
     Wait,
 )
+from deep_optimizer_states.core.host import DEVICE_MARGIN
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.threads import Latch, run_guarded
@@ -325,7 +325,7 @@ class EmulatedDevice(Device):
     @override
     def free_bytes(self) -> int:
         memory = self._memory
-        return 0 if memory is None else int(memory.free_bytes - MARGIN * memory.total_bytes)
+        return 0 if memory is None else int(memory.free_bytes - DEVICE_MARGIN * memory.total_bytes)
 
     @override
     def peak_bytes(self) -> tuple[int, int]:
