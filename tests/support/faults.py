@@ -15,10 +15,10 @@ import collections
 import contextlib
 import faulthandler
 import functools
+import hashlib
 import itertools
 import json
 import os
-import random
 import signal
 import sys
 import threading
@@ -157,18 +157,26 @@ def points_of(counts, errors=tuple(ERRORS)):
 
 
 def draw(points, number, seed=0):
-    """Draw some points, each of another place as long as there are others."""
-    chance, drawn = random.Random(seed), []
-    turns = [chance.sample(points, len(points))]
-    while turns[-1] and len(drawn) < number:
+    """Draw some points, each of another place as long as there are others.
+
+    Runs differ in the places that they pass; what else is drawn stays the same nevertheless.
+    """
+    times = collections.Counter()
+    keys = {}
+    for point in points:
+        kind = point.place, point.error
+        keys[point] = hashlib.sha256(repr((seed, *kind, times[kind])).encode()).digest()
+        times[kind] += 1
+    drawn, waiting = [], sorted(keys, key=keys.get)
+    while waiting and len(drawn) < number:
         seen, later = set(), []
-        for point in turns[-1]:
+        for point in waiting:
             if point.place in seen:
                 later.append(point)
             else:
                 seen.add(point.place)
                 drawn.append(point)
-        turns.append(later)
+        waiting = later
     return drawn[:number]
 
 
