@@ -7,7 +7,7 @@ them, so that whoever reads results names them as whoever ran them did.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ _UNNAMED = frozenset(
     {"name", "model", "engine", "global_batch_size", "num_ranks", "data_prefix", "split"}
 )
 """Fields that the name says otherwise, or that others determine."""
+_TOLD_AS = {"global_batch_size": "accumulation"}
+"""Unnamed fields, to the one that changes with them."""
 
 Fields = Mapping[str, Any]
 """Fields of a point by their names, ``model.NAME`` for those of its model; unknown ones are absent
@@ -56,12 +58,17 @@ class Namer:
         """Return a field and its value: ``micro-batch 4``."""
         return field_row(self.study.all_fields, name).words(value)
 
-    def varying(self, points: Sequence[Fields]) -> list[str]:
-        """Return the fields in which points of one model differ, those of engines aside."""
+    def varying(self, points: Sequence[Fields], told: Collection[str] = ()) -> list[str]:
+        """Return the fields in which points of one model differ, those of engines aside.
+
+        Those of ``told``, which a command set in place of a sweep's own, are among them.
+        """
         keys = dict.fromkeys([*self.study.all_fields, *(key for point in points for key in point)])
         own = {name for name, row in self.study.fields.items() if row.only_some_engines}
         left_out = _UNNAMED | own | {*self.study.set_by_engines}
-        return [key for key in keys if key not in left_out and _varies(points, key)]
+        told = {_TOLD_AS.get(name, name) for name in told}
+        found = [key for key in keys if key not in left_out]
+        return [key for key in found if key in told or _varies(points, key)]
 
     def case(self, point: Fields, varying: Sequence[str]) -> str:
         """Return the model and what varies: ``7B, subgroup 10M``."""
@@ -97,11 +104,14 @@ def flat(point: Point) -> dict[str, Any]:
     return {**point.values, "model": point.model.name, **of_model}
 
 
-def name_points(points: Sequence[Point], study: Study) -> list[Point]:
-    """Return the points with a name each, unless they have one; no two names are equal."""
+def name_points(points: Sequence[Point], study: Study, told: Collection[str] = ()) -> list[Point]:
+    """Return the points with a name each, unless they have one; no two names are equal.
+
+    Names tell the fields that vary, and those of ``told``.
+    """
     namer, seen, named = Namer(study), Counter[str](), []
     fields = [flat(point) for point in points]
-    varying = namer.varying(fields)
+    varying = namer.varying(fields, told)
     for point, one in zip(points, fields, strict=True):
         name = point.name or namer.name(one, varying)
         seen[name] += 1

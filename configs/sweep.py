@@ -149,7 +149,7 @@ class Sweep(_Form):
 
         Args:
             model: model of every point, in place of the sweep's own; None keeps that.
-            overrides: fields to set in every run, over those of the sweep.
+            overrides: fields to set in every run, over those of the sweep; names tell them.
 
         Raises:
             ConfigError: a field is wrong, or nothing is left; names it and the sweep.
@@ -174,7 +174,7 @@ class Sweep(_Form):
             )
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
-        return name_points(list(found.values()), study)
+        return name_points(list(found.values()), study, over)
 
     def sizing_points(self, model: str, overrides: Mapping[str, str]) -> list[Point]:
         """Return the points that have to fit for the model ``auto`` to be this one."""

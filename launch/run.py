@@ -15,6 +15,7 @@ from pathlib import Path
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError, explain
 from configs.files import read_toml
+from configs.naming import name_points
 from configs.schema import Point
 from configs.study import Study
 from launch import cli, feasibility
@@ -71,8 +72,8 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
     memory_check = not given.no_memory_check and not options.launcher.is_far
     feasibility.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
-    head = point.name or f"{point.model.name} {point.engine}"
-    live = LiveLine(head, point.iterations)
+    [named] = name_points([point], study, cli.field_overrides(given, study))
+    live = LiveLine(named.name, point.iterations)
     with options.turn(say), contextlib.closing(live):
         outcome = execute(task, options, live)
     # Imported here: whoever asks for --help need not wait for it.

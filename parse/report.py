@@ -92,7 +92,7 @@ def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
     runs, index, out = read_sweep(folder), read_json(folder / SWEEP_FILE), folder / "tables"
     if not runs:
         raise LogError(f"{folder / SWEEP_FILE}: lists no runs, or cannot be read")
-    study = label_runs(runs)
+    study = label_runs(runs, _asked_fields(index))
     write_tables(runs, out, warmup, base=folder)
     comparisons = compare_points(runs, warmup)
     write_comparisons(comparisons, study, out)
@@ -232,8 +232,12 @@ def _command(index: Mapping[str, Any], study: Study, machine: str) -> str:
 
 def _set_fields(index: Mapping[str, Any]) -> str:
     """Fields that the command set in place of the sweep's own, as its options have them."""
-    fields = as_table(as_table(index.get("asked")).get("fields"))
-    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in fields.items())
+    fields = _asked_fields(index).items()
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in fields)
+
+
+def _asked_fields(index: Mapping[str, Any]) -> dict[str, Any]:
+    return as_table(as_table(index.get("asked")).get("fields"))
 
 
 def _place(folder: Path) -> str:

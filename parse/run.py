@@ -7,7 +7,7 @@ run (simulated, published), ``values.json`` in place of a log.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -318,6 +318,9 @@ def read_sweep(folder: Path) -> list[Run]:
                 log.settings["engine"] = str(entry["engine"])
         if study is not None:
             run.run_json.setdefault("study", study)
+        # A run that is not run again may have had another name in the command that ran it.
+        if run.point.get("name"):
+            run.point["name"] = _text(entry.get("name")) or run.point["name"]
         if older := _text(entry.get("older")):
             run.run_json["older"] = older
         # Of a run whose launcher is gone only the index knows that it is not running any more.
@@ -353,12 +356,13 @@ def _text(value: object) -> str:
 # Names of runs that are read together
 
 
-def label_runs(runs: Sequence[Run]) -> Study:
+def label_runs(runs: Sequence[Run], told: Collection[str] = ()) -> Study:
     """Set ``study``, ``case``, ``name`` and ``label`` of every run.
 
     Points keep the names that they were run under, unless two of different settings share one; what
-    others published says so in its name. The label adds the repeat, or a number where the repeats
-    are not counted, where that is not unique.
+    others published says so in its name. Fields of ``told``, which a command set, are named even
+    where they do not vary. The label adds the repeat, or a number where the repeats are not
+    counted, where that is not unique.
 
     Returns:
         The study that the runs are of.
@@ -371,7 +375,7 @@ def label_runs(runs: Sequence[Run]) -> Study:
     for run in runs:
         run.adopt(study)
     points = [run.fields for run in runs]
-    varying = namer.varying(points)
+    varying = namer.varying(points, told)
     # Runs that differ in their seed alone are judged together, so no case is named by a seed.
     of_case = [name for name in varying if name not in free_by_gate(study)]
     own = _own_names(points)

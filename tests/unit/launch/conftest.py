@@ -74,7 +74,7 @@ def plan(tmp_path, monkeypatch):
 
     def make(trainer, sweep=None, machine=CPU):
         sweep = sweep or load_sweep("basic").small()
-        points = sweep.points("tiny", {"device": "cpu"})
+        points = [p.model_copy(update={"device": "cpu"}) for p in sweep.points("tiny")]
         options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
         return SweepPlan(sweep, tuple(points), machine, options)
 

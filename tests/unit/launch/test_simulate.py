@@ -159,9 +159,11 @@ def test_published_values_are_found_for_the_points_they_are_of():
     points = load_sweep("models").points(None, {"subgroup_numel": "100_000_000"})
     found = published_of(points, "models", "h100x4", read_published(STUDY))
     assert list(found) == [
-        f"{model} {engine}" for model in ("7B", "8.3B", "10B") for engine in ("stock", "stride 2")
+        f"{model} subgroup 100M {engine}"
+        for model in ("7B", "8.3B", "10B")
+        for engine in ("stock", "stride 2")
     ]
-    seven = found["7B stock"]
+    seven = found["7B subgroup 100M stock"]
     assert (seven["forward_ms"], seven["backward_ms"], seven["update_ms"]) == (146, 1718, 886)
     assert seven["iteration_ms"] == pytest.approx(295_382 / 99)
     assert "10.1145/3652892.3700781" in seven["about"]
@@ -172,7 +174,8 @@ def test_a_published_rate_counts_a_model_by_its_name():
     sweep = make_sweep(
         {"name": "stride", "engines": [{"engine": "v"}, {"engine": "h", "stride": [2, 3]}]}
     )
-    points = sweep.points("7B", {"subgroup_numel": "100_000_000"})
+    seven = sweep.points("7B")
+    points = [point.model_copy(update={"subgroup_numel": 100_000_000}) for point in seven]
     found = published_of(points, "stride", "a100x4", read_published(STUDY))
     times = {name: fields["update_ms"] for name, fields in found.items()}
     assert times == pytest.approx(

@@ -101,6 +101,22 @@ NAMES = ["tiny stock", "tiny all-host", "tiny stride 2"]
 
 
 @pytest.mark.parametrize(
+    ("words", "case"),
+    [
+        (["--subgroup-numel", "200000"], "tiny subgroup 200k"),
+        (["--global-batch-size", "4", "--iterations", "3"], "tiny accumulation 2 iterations 3"),
+        (["--dtype", "fp32", "--model.layers", "3"], "tiny fp32 layers 3"),
+        (["--stride", "4"], "tiny"),
+    ],
+)
+def test_a_point_is_named_by_what_the_command_sets_in_place_of_the_sweeps_own(words, case):
+    """Else rows of two commands, and their live lines, had one name and other settings."""
+    stride = "stride 4" if "--stride" in words else "stride 2"
+    names = [point.name for point in planned(CPU, *words).points]
+    assert names == [f"{case} {engine}" for engine in ("stock", "all-host", stride)]
+
+
+@pytest.mark.parametrize(
     ("only", "index", "found"),
     [
         ([], None, NAMES),
@@ -157,9 +173,15 @@ def test_what_names_no_point_is_refused(only, index, words):
 
 
 @pytest.mark.parametrize(("how", "code"), [("nan", 1), ("falls", 0)])
-def test_the_exit_code_of_one_run_follows_its_loss(how, code, fake_trainer, tmp_path, capfd):
-    words = ["tiny", "--device", "cpu", "--trainer-module", fake_trainer(how)]
+def test_the_exit_code_of_one_run_follows_its_loss(
+    how, code, fake_trainer, tmp_path, capfd, monkeypatch
+):
+    heads, live = [], run_command.LiveLine
+    monkeypatch.setattr(run_command, "LiveLine", lambda *of: heads.append(of[0]) or live(*of))
+    words = ["tiny", "--subgroup-numel", "2000000", "--device", "cpu"]
+    words += ["--trainer-module", fake_trainer(how)]
     assert run_command.main([*words, "--results-dir", str(tmp_path)]) == code
+    assert heads == ["tiny subgroup 2M device cpu stock"], "its live line says what was set"
     captured = capfd.readouterr()
     assert (f"nan: {tmp_path}" in captured.out) == (code == 1)
     assert ("nan: ended, but its loss is nan from iteration 3" in captured.err) == (code == 1)

@@ -78,11 +78,9 @@ def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, bu
 
 
 def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
-    folder = sweep_writer.write()
-    for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
-        path = next(folder.glob(f"*{engine_part}*/run-001/run.json"))
-        edit(path, point=json.loads(path.read_text())["point"] | {"name": name})
-    runs = read_sweep(folder)
+    names = {"stock": "mine", "stride": "yours"}
+    named = {engine: {"point": {"name": name}} for engine, name in names.items()}
+    runs = read_sweep(sweep_writer.write(**named))
     label_runs(runs)
     assert [run.label for run in runs] == ["mine", "tiny all-host", "yours"]
     for run in runs:
@@ -91,6 +89,23 @@ def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     assert [run.label for run in runs] == [
         "tiny stock", "tiny all-host", "tiny stride 2",
     ]  # fmt: skip
+
+
+def test_a_row_is_named_as_by_the_command_that_lists_it(sweep_writer):
+    """Not as by the one that ran it; what the command set is told of runs that all have it."""
+    fields = {"point": {"name": "tiny stock", "subgroup_numel": 200_000}}
+    asked = {"fields": {"subgroup_numel": "200000"}}
+    folder = sweep_writer.write_runs([("stock", 0, fields)], asked=asked)
+    for name in ("tiny stock", "tiny subgroup 200k stock"):
+        index = json.loads((folder / "sweep.json").read_text())
+        index["runs"][0]["name"] = name
+        edit(folder / "sweep.json", **index)
+        assert report_main([str(folder)]) == 0
+        (row,) = rows(folder / "tables" / "runs.csv")
+        assert (row["label"], row["case"]) == (name, "tiny, subgroup 200k")
+    edit(folder / "sweep.json", asked={})
+    assert report_main([str(folder)]) == 0
+    assert rows(folder / "tables" / "runs.csv")[0]["case"] == "tiny"
 
 
 BEFORE = {"stock": "vanilla", "all-host": "async-gradients", "stride": "hybrid"}
