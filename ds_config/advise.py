@@ -20,6 +20,7 @@ from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.limits import limits_of
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
 from deep_optimizer_states.predict.model import CountedModel, Model, load_model, model_names
+from deep_optimizer_states.predict.predict import Prediction
 from deep_optimizer_states.units import GIB
 from ds_config.document import write_new
 from ds_config.search import NodeMemory, Rung, Training, best, ladder
@@ -131,7 +132,7 @@ def advise(given: argparse.Namespace) -> int:
         notes.append(UNKNOWN.format(name=task.model.name, reason=rungs[0].unknown))
     more = list(changes(taken, task, room))
     if given.json:
-        say(json.dumps(_as_json(rungs, notes, more, task), indent=2))
+        say(json.dumps(_as_json(rungs, notes, more, task, room), indent=2))
     else:
         say("\n".join(_as_text(rungs, notes, more, task, room)))
     if given.figure:
@@ -231,7 +232,11 @@ def tokens_per_s(rung: Rung, task: Training, gpus: int) -> float | None:
 
 
 def _as_json(
-    rungs: list[Rung], notes: list[str], more: list[dict[str, Any]], task: Training
+    rungs: list[Rung],
+    notes: list[str],
+    more: list[dict[str, Any]],
+    task: Training,
+    room: NodeMemory,
 ) -> dict[str, Any]:
     taken = rungs[0] if rungs[0].fits else None
     return {
@@ -247,6 +252,7 @@ def _as_json(
                 "ratio": rung.share,
                 "small_buckets": rung.has_small_buckets,
                 "iteration_s": rung.iteration_s,
+                "parts_s": rung.prediction and parts_s(rung.prediction),
                 "tokens_per_s": tokens_per_s(rung, task, 1),
                 "no_time": rung.no_time,
                 "device_bytes": int(rung.peaks.device_bytes),
@@ -267,6 +273,7 @@ def _as_json(
         ],
         "chosen": taken and taken.name,
         "config": taken and taken.config,
+        "limited_by": (taken and limited_by(taken, room.machine)) or None,
         "changes": more,
         "notes": notes,
     }
@@ -351,29 +358,42 @@ def _time_lines(rung: Rung, task: Training, machine: Machine | None) -> Iterator
     found, samples = rung.prediction, rung.config["train_batch_size"]
     if found is None or machine is None:
         return
-    parts = {
-        "forward": found.forward_s,
-        "backward": found.backward_s,
-        "update": found.update_s,
-        "hidden behind the next forward": -found.hidden_s,
-        "outside": found.outside_s,
-    }
+    parts = parts_s(found)
     shown = adding_up(list(parts.values()), 2)
     terms = "".join(
-        f" {'-' if value < 0 else '+'} {abs(value):.2f} {name}"
+        f" {'-' if value < 0 else '+'} {abs(value):.2f} {name.replace('_', ' ')}"
         for name, value in zip(parts, shown, strict=True)
         if value
     ).removeprefix(" + ")
     yield f"the chosen iteration: {terms} = {sum(shown):.2f} s, predicted"
-    limits = limits_of(rung.workload, machine)
-    limited = ", ".join(f"{phase} by {resource}" for phase, (resource, _) in limits.items())
-    yield f"limited: {limited}, update by {found.binding}"
+    limits = limited_by(rung, machine).items()
+    yield f"limited: {', '.join(f'{phase} by {resource}' for phase, resource in limits)}"
     rate = samples * task.sequence / found.iteration_s
     yield (
         f"{rate:,.0f} tokens/s at {samples} samples an update "
         "(--batch): with more, an update is shared by more samples, and what offloads or speeds it "
         "up matters less"
     )
+
+
+def parts_s(found: Prediction) -> dict[str, float]:
+    """Return the parts of an iteration in seconds, which add up to it."""
+    return {
+        "forward": found.forward_s,
+        "backward": found.backward_s,
+        "update": found.update_s,
+        "hidden_behind_the_next_forward": 0.0 - found.hidden_s,
+        "outside": found.outside_s,
+    }
+
+
+def limited_by(rung: Rung, machine: Machine | None) -> dict[str, str]:
+    """Return what limits each phase of a rung; empty where it has no time."""
+    if rung.prediction is None or machine is None:
+        return {}
+    limits = limits_of(rung.workload, machine)
+    passes = {phase: resource for phase, (resource, _) in limits.items()}
+    return {**passes, "update": rung.prediction.binding}
 
 
 def adding_up(values: Sequence[float], digits: int) -> list[float]:

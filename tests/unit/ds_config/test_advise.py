@@ -272,6 +272,7 @@ def test_7b_on_one_gpu_of_24_and_a_host_of_64_fits_with_eight_bytes_a_parameter(
 def test_where_nothing_fits_it_is_said_what_is_short_and_what_to_try(tmp_path, capsys):
     words = ("--model", "1.3B", "--gpus", 1, "--gpu-memory", 6, "--host-memory", 17)
     found = as_json(capsys, *words, code=1)
+    assert found["limited_by"] is None
     (note,) = found["notes"]
     assert note in " ".join(advise(capsys, *words, code=1).out.split())
     nearest = next(rung for rung in found["rungs"] if f"'{rung['name']}' comes" in note)
@@ -345,6 +346,10 @@ def test_what_a_rung_costs_is_printed(capsys):
             assert f" {rung[f'{place}_bytes'] / GIB:.1f}{mark}" in row
         host = [phase["host_bytes"] for phase in rung["phases"].values()]
         assert max(host) == rung["host_bytes"]
+        parts = rung["parts_s"]
+        assert (parts is None) == (seconds is None)
+        assert parts is None or sum(parts.values()) == pytest.approx(seconds)
+    assert {rung["parts_s"] is None for rung in found["rungs"]} == {True, False}
     assert rows[0].startswith("> ")
     assert not any(row.startswith(">") for row in rows[1:])
 
@@ -363,6 +368,14 @@ def test_the_chosen_iteration_is_told_by_phases_that_add_up(capsys):
     )
     terms = re.findall(r"([-+]?) ?([\d.]+) (forward|backward|update|hidden|outside)", found[1])
     assert [name for *_, name in terms] == ["forward", "backward", "update", "hidden", "outside"]
+    told = as_json(capsys, "--model", "1.3B", "--gpus", 1, *words)
+    for (sign, value, name), (part, seconds) in zip(
+        terms, told["rungs"][0]["parts_s"].items(), strict=True
+    ):
+        assert part.startswith(name)
+        assert float(f"{sign}{value}") == pytest.approx(seconds, abs=0.01)
+    limits = ", ".join(f"{phase} by {limit}" for phase, limit in told["limited_by"].items())
+    assert f"limited: {limits} " in flat
     total = sum(float(f"{sign}{value}") for sign, value, _ in terms)
     assert total == pytest.approx(float(found[2]))
     assert f" {float(found[2]):.2f} s " in next(r for r in text.splitlines() if r.startswith(">"))
