@@ -73,7 +73,7 @@ class Gradients:
         return
 
     def forget_flushes(self) -> None:
-        """Forget those of before an update that failed; the lanes are idle."""
+        """Forget those of a window that is given up, and that one of them failed."""
         return
 
 
@@ -241,6 +241,10 @@ class UpdatePhase:
                 self._homes.return_home()
             if is_whole:
                 background.forget_failure()
+
+    def forget_flushes(self) -> None:
+        """Forget the flushes of a window that is given up, and that one of them failed."""
+        self._gradients.forget_flushes()
 
     def launch(self, order: Sequence[int] | None, grad_scale: float) -> None:
         """Step every tile, or those that are left, on the background's thread.
@@ -526,6 +530,9 @@ class InterleavedOptimizer:
 
     def _forget_window(self) -> None:
         """Let the next backward be the first of a window, as it is after a step."""
+        update: UpdatePhase | None = self.__dict__.get("_update")
+        if update is not None:  # else the engine is destroyed
+            update.forget_flushes()
         self.reset_cpu_buffers()
         while self._backward_active_depth > 0:
             self.exit_backward()

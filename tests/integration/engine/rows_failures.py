@@ -21,6 +21,7 @@ from rows_table import CASES, FIRST_CASE
 from seams import (
     StateHomes,
     UpdateWorker,
+    gradients,
     hooks,
     inside,
     install,
@@ -280,6 +281,13 @@ def raise_in_backward(engine, loss):
     assert said == "ZeroDivisionError: the user's own"
 
 
+def fail_a_flush_in_backward(engine, loss):
+    """A gradient's way home fails, and the next gradient of this backward hears of it."""
+    with mock.patch.object(gradients, "copy_all", side_effect=[ZeroDivisionError, None, None]):
+        said = answer(lambda: engine.backward(loss()))
+    assert said.startswith("UpdateError: lane grads, gradient flush of parameter"), said
+
+
 for stage, micro_batches in itertools.product((1, 2, 3), (0, 1)):
 
     @ROWS.check(
@@ -320,6 +328,36 @@ for stage in (1, 2, 3):
             if fails:
                 raise_in_backward(engine, lambda: trial.loss(engine))
                 engine.optimizer.zero_grad()
+            trial.forget()
+            trial.train(engine, 2, skip=3)
+
+        same(
+            play(functools.partial(act, fails=True), STRIDE),
+            play(functools.partial(act, fails=False), None),
+        )
+
+
+for gives_up in (True, False):
+
+    @ROWS.check(
+        "a gradient's flush that fails in backward, and "
+        + ("the batch is given up" if gives_up else "a checkpoint is loaded"),
+        gives_up=gives_up,
+    )
+    def fail_a_flush(folder, gives_up):
+        """The lane works again; with buckets of one gradient each waits for its flush."""
+        case = STAGE_3.changed(zero={"reduce_bucket_size": 1}, accumulation=1)
+
+        def act(trial, fails):
+            engine = trial.open(case)
+            trial.train(engine, 2)
+            engine.save_checkpoint(folder / f"{fails}", "two")
+            if fails:
+                fail_a_flush_in_backward(engine, lambda: trial.loss(engine))
+            if gives_up:
+                engine.optimizer.zero_grad()
+            else:
+                assert engine.load_checkpoint(folder / f"{fails}", "two")[0] is not None
             trial.forget()
             trial.train(engine, 2, skip=3)
 

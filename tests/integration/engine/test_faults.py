@@ -16,9 +16,15 @@ SCENARIOS = re.findall(r'^    "(stage .*)": Scenario', USER, re.MULTILINE)
 SAMPLE = {"stage 3, early work": 14, "stage 3, two ranks": 3, "stage 2": 7}
 """Points of `make test`, each of another place."""
 BY_DESIGN = {
-    r"^OSError at core/host.py:(read_cpu_list|cpu_facts|usable_cores|_read_text)": "the system does "
-    "not say; the announcement names the cores that were taken, and free memory is that of the rest",
+    r"^OSError at core/host.py:(read_cpu_list|cpu_facts|usable_cores|_read_text)": "the system "
+    "does not say; the announcement names the cores that were taken, and free memory is that of "
+    "the rest",
     r"^OSError at core/commit.py:_lock, before flock": "the lock is tried again",
+    r"^OSError at core/commit.py:read_latest": "there is no file of that name yet",
+    r"^OSError at core/commit.py:Record.forget, before close": "the process that has it "
+    "open ends, or holds no lock by it any more",
+    r"^OSError at core/checkpoint.py:_open_direct": "where this way past the page cache is not to "
+    "be had, the file is written by the ordinary way",
     r" at adapter/hooks.py:_configure_zero_optimizer, before setattr": "a name that a module has "
     "is set anew without memory, so that no error is possible there",
 }

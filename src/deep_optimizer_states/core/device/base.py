@@ -100,6 +100,9 @@ class Lane(Protocol):
     def stamp(self) -> Stamp:
         """Return the time at which everything submitted so far was done, once it is."""
 
+    def forget_failure(self) -> None:
+        """Do work again after some failed, from what is submitted next on."""
+
 
 class PendingBytes:
     """Keeps the memory of copies in flight bounded: past the bound, the oldest is waited for."""
@@ -213,7 +216,8 @@ class Device(abc.ABC):
 
     def forget_failure(self) -> None:
         """Make lanes on which work failed do work again, once they are idle."""
-        return
+        for lane in (self.h2d, self.compute, self.d2h, self.weights, self.grads):
+            lane.forget_failure()
 
     def enter_thread(self) -> None:
         """Make the calling thread ready to work on this device."""

@@ -112,6 +112,9 @@ class _StreamLane:
     def record(self) -> Event:
         return _StreamEvent(self._stream, self._where)
 
+    def forget_failure(self) -> None:
+        return  # after an error CUDA does no work for this process any more
+
     @property
     def _where(self) -> str:
         return f"lane {self.name} ({self._last})"

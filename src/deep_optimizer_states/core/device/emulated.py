@@ -362,11 +362,6 @@ class EmulatedDevice(Device):
         return why in self._faults.without
 
     @override
-    def forget_failure(self) -> None:
-        for lane in self._lanes:
-            lane.forget_failure()
-
-    @override
     def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
         # One thread: a second team of OpenMP threads would fight the CPU lane's for the cores.
         self._adam.step(tensors, scalars, tail_start, num_threads=1)
