@@ -95,13 +95,13 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
     with _refused_as(f"{source}: memory is not known of such a model"):
         with torch.device("meta"):
             model = language_model(config)
-        counts = (getattr(config, name, None) or 0 for name in LAYER_COUNTS)
+        counts = (_value(config, name) or 0 for name in LAYER_COUNTS)
         layers = layers_of(model)
         num_layers = sum(counts) or len(layers) or 1
         embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
         inputs = getattr(embedding, "weight", embedding)
         outputs = getattr(output, "weight", inputs)
-        longest = getattr(config, "max_position_embeddings", None)
+        longest = _value(config, "max_position_embeddings")
         return CountedModel(
             name=str(table.get("_name_or_path") or table["model_type"]),
             hidden=inputs.shape[1],
@@ -116,14 +116,22 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
                 functools.partial(_measured, config, num_layers, outputs.shape[0])
             ),
             tied_numel=inputs.numel() * (output is not None and outputs is inputs),
-            has_experts=any(getattr(config, name, None) for name in EXPERT_COUNTS),
+            has_experts=any(_value(config, name) for name in EXPERT_COUNTS),
         )
 
 
 def _first_number(config: Any, names: Iterable[str]) -> int:
     """Return the first of some fields that is a number; 0 where none is."""
-    given = (getattr(config, name, None) for name in names)
+    given = (_value(config, name) for name in names)
     return next((value for value in given if type(value) is int), 0)
+
+
+def _value(config: Any, name: str) -> Any:
+    """Return a field; None where there is none, and the most of what layers have of their own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers from 5.23 on says so of a field that layers have
+        return max(getattr(layer, name, None) or 0 for layer in config.per_layer_config)
 
 
 def _blocks(model: Any, layers: list[Any]) -> Blocks:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from kept_memory import saved_bytes
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deep_optimizer_states.predict.huggingface import (
     language_model,
@@ -101,11 +102,18 @@ GPTJ = {"model_type": "gptj", "n_embd": 96, "n_layer": 3, "n_head": 6, "rotary_d
 GPTJ |= {"vocab_size": 300}
 GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 16}
 ALBERT = {**COMMON, "model_type": "albert", "embedding_size": 32}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "head_dim": 24, "qk_nope_head_dim": 16}
+LATENT |= {"num_key_value_heads": 6, "v_head_dim": 16}
+DOTS3 = {**COMMON, **LATENT, "model_type": "dots3_note_text", "qk_rope_head_dim": 8}
+DOTS3 |= {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 16, "pad_token_id": None}
+DOTS3 |= {"first_k_dense_replace": 3, **{f"swa_{name}": size for name, size in LATENT.items()}}
+DOTS3 |= {"swa_num_attention_heads": 8, "swa_num_key_value_heads": 8}
+WAYS = [GPTJ, GEMMA2, ALBERT, *([DOTS3] if DOTS3["model_type"] in CONFIG_MAPPING else [])]
 
 
-@pytest.mark.parametrize("table", [GPTJ, GEMMA2, ALBERT], ids=lambda t: t["model_type"])
+@pytest.mark.parametrize("table", WAYS, ids=lambda t: t["model_type"])
 def test_families_with_ways_of_their_own_are_measured_in_them(table):
-    """A table of attentions of its own, capped scores, one layer that is run again and again."""
+    """Their own attentions, capped scores, a layer run again and again, heads by layer."""
     found = model_of_config(table)
     config = transformers.AutoConfig.for_model(**table, use_cache=False)
     model = language_model(config).to(torch.bfloat16).eval()
@@ -114,6 +122,9 @@ def test_families_with_ways_of_their_own_are_measured_in_them(table):
     kept = found.kept_of()(2, 64, True)
     assert not kept.unknown
     assert found.layers == 3
+    assert found.tensors() == [parameter.numel() for parameter in model.parameters()]
+    if table is DOTS3:
+        assert (found.heads, found.kv_heads) == (8, 8), "the most of any layer"
     assert 3 * kept.layer + kept.head + kept.logits / 3 == pytest.approx(saved, rel=0.02)
 
 
