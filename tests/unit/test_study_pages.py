@@ -1,4 +1,4 @@
-"""The pages of docs/studies: every command on them is one that today's programs take."""
+"""README and the pages of docs/studies: every command is one that today's programs take."""
 
 import argparse
 import csv
@@ -8,7 +8,7 @@ import runpy
 import shlex
 
 import pytest
-from study_pages import PAGES, ROOT, commands
+from study_pages import PAGES, ROOT, block_commands, commands
 
 import launch.feasibility
 from configs.cli import Parser
@@ -20,6 +20,11 @@ from launch.feasibility import HALF_TYPES, Host
 
 LONGEST_PAGE = 120
 COMMANDS = [(page.stem, command) for page in PAGES for command in commands(page.read_text())]
+COMMANDS += [
+    (page, command.removeprefix(".venv/bin/"))
+    for page in ("README.md", "docs/prediction.md")
+    for command in block_commands((ROOT / page).read_text())
+]
 
 
 class Parsed(Exception):
