@@ -36,7 +36,8 @@ trap 'rm -rf "$work"' EXIT
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 # pip asks the Python that runs it for markers, not the one that wheels are fetched for.
 pins() { "$python" "$here/pins.py" --python "$target" "$@"; }
-pinned() { pins "$here"/run.txt "$here"/dev.txt | grep -E "^$1=="; }
+pins "$here"/run.txt "$here"/dev.txt >"$work/pins.txt"
+pinned() { grep -E "^$1==" "$work/pins.txt"; }
 torch_version=${TORCH_VERSION:-$(sed -n 's/.*TORCH_VERSION:-\([0-9.]*\)}.*/\1/p' "$here/setup.sh" | head -1)}
 
 if [ "$lean" = 1 ]; then

@@ -22,7 +22,7 @@ from dataset.tokenizer import ByteLevelBpe
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared" / "data"
 # The whole of what was asked for: DATASET_MEGABYTES=1000.
-MEGABYTES = int(os.environ.get("DATASET_MEGABYTES", "24"))
+MEGABYTES = int(os.environ.get("DATASET_MEGABYTES", "12"))
 MOST_MEMORY_BYTES = 1_000_000_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 + 3 * MEGABYTES)]
