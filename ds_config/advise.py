@@ -15,6 +15,7 @@ from typing import Any
 
 from configs.cli import add_json, add_machine, count, number_from_0, say
 from configs.errors import ConfigError
+from deep_optimizer_states.console import COLUMNS
 from deep_optimizer_states.core.host import HEADROOM
 from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.limits import limits_of
@@ -28,8 +29,6 @@ from ds_config.search import NodeMemory, Rung, Training, best, ladder
 MORE_HOST_GIB = 100
 LEAST_CHANGE = 0.01
 """A change of less than this is none."""
-WIDTH = 100
-"""Characters of a line on the terminal."""
 CHECKPOINTING = (
     "switch activation checkpointing on in the model itself "
     "(`model.gradient_checkpointing_enable()`): DeepSpeed's JSON does not"
@@ -432,4 +431,4 @@ def _change_text(one: dict[str, Any], taken: Rung | None) -> str:
 
 
 def _folded(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.wrap(text, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.cli import Parser, add_json, complain
+from configs.cli import Parser, add_json, complain, say
 from configs.files import printable
 from parse import conditions
 from parse.illnesses import Illness
@@ -82,7 +82,10 @@ def main(argv: Sequence[str]) -> int:
             found += [_known(diagnose(path)) for path in paths]
         except LogError as error:
             complaints.append(str(error))
-    sys.stdout.write(_as_json(found) if arguments.json else "\n".join(map(_as_text, found)))
+    if arguments.json:
+        sys.stdout.write(_as_json(found))
+    elif found:
+        say("\n\n".join(map(_as_text, found)))
     for text in complaints:
         complain(f"parse diagnose: error: {text}")
     return 2 if complaints else int(any(one.illnesses for one in found))
@@ -142,4 +145,4 @@ def _as_text(one: Diagnosis) -> str:
     if not one.illnesses:
         lines.append("  no illness found")
     lines += [f"  not judged: {note}" for note in one.not_judged]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

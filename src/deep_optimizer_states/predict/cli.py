@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.console import say
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.limits import changes_of, limits_of
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {error}\n")
         return 2
-    sys.stdout.write("\n".join(lines) + "\n")
+    say("\n".join(lines))
     return 0
 
 

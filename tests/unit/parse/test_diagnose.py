@@ -111,6 +111,14 @@ def test_exit_codes_and_text(tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
+def test_no_line_is_wider_than_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    logs = sorted((LOGS / "caused").glob("*.log"))
+    assert main(["diagnose", *map(str, logs)]) == 1
+    wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 100]
+    assert [line for line in wide if " " in line.strip()] == []
+
+
 def test_json_has_name_line_evidence_and_remedy(capsys):
     path = LOGS / "written/dropped_by_release.log"
     assert main(["diagnose", "--json", str(path)]) == 1
