@@ -74,7 +74,7 @@ class Settings(BaseModel):
     device_memory_bytes: Literal["auto"] | NonNegative = "auto"
     """Device memory of a rank in which optimizer state may stay from step to step, its gradients
     beside it, in bytes; ``auto``: what forward and backward leave free, given back when others need
-    it; 0: none. Stage 3 only. No result depends on it."""
+    it; 0: none. No result depends on it."""
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
     more than it shows; 0: the memory that the system reports as free. State that needs more is

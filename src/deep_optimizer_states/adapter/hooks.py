@@ -340,7 +340,7 @@ def check_supported(config: Any) -> None:
         ConfigError: Names the setting, its value and the way out.
         UnsupportedDeepSpeedError: Stock itself goes wrong at this stage in this release.
     """
-    from deep_optimizer_states.config import BLOCK, DEVICE_MEMORY, STEP_BEFORE_NORM
+    from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM
 
     zero = config.zero_config
     offload, offload_param = zero.offload_optimizer, zero.offload_param
@@ -359,7 +359,7 @@ def check_supported(config: Any) -> None:
     mics = getattr(zero, "mics_shard_size", -1)
     is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
     ours = getattr(config, BLOCK)
-    resident, early, memory = ours.ratio, ours.step_before_norm, ours.device_memory_bytes
+    resident, early = ours.ratio, ours.step_before_norm
     is_fp16, clipping = config.float16_config.enabled, config.gradient_clipping
     out = "true: take it out"
     wrong = [
@@ -384,10 +384,6 @@ def check_supported(config: Any) -> None:
             "parameter group is one tensor, of which no share can stay on the device",
         ),
         (zero.stage < 3 and early, f"{STEP_BEFORE_NORM} = {out}, or use stage 3"),
-        (
-            zero.stage < 3 and memory not in ("auto", 0),
-            f"{DEVICE_MEMORY} = {memory}: set it to 0, or use stage 3",
-        ),
         (
             early and clipping > 0,
             f"{STEP_BEFORE_NORM} = true and gradient_clipping = {clipping}: the norm decides what "

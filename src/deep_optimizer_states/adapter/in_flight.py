@@ -193,7 +193,14 @@ class WeightsInFlight:
         self._waiting.pop(id(param), None)
 
 
-class _BeforeForward:
+class ModuleHook:
+    """A hook of ours in a user's module. A copy of the model has one that does nothing."""
+
+    def __reduce__(self) -> Any:
+        return _hook_of_a_copy, ()
+
+
+class _BeforeForward(ModuleHook):
     """Waits for the parameters of a module that is about to run."""
 
     def __init__(
@@ -210,11 +217,8 @@ class _BeforeForward:
                 if isinstance(param, InFlight):
                     self._weights.let_through(param)
 
-    def __reduce__(self) -> Any:
-        return _wait_for_nothing, ()  # a copy of the model has weights of its own
 
-
-def _wait_for_nothing() -> Callable[..., None]:
+def _hook_of_a_copy() -> Callable[..., None]:
     return _nothing
 
 

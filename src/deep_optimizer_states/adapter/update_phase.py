@@ -544,9 +544,13 @@ class InterleavedOptimizer:
         with self.background.changing("loading a checkpoint", lambda: self.is_being_loaded):
             yield
 
+    def _wait(self) -> None:
+        """Wait for the update in flight, after which all weights may be read."""
+        self.background.wait()
+
     def _settle(self) -> None:
         """Wait for the update, and bring state home, which whoever asked may write."""
-        self.background.wait()
+        self._wait()
         if not self._is_reading:
             self._release_state()
         update: UpdatePhase | None = self.__dict__.get("_update")

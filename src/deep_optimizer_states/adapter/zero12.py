@@ -12,6 +12,11 @@ a gradient, so it is not written back. But a parameter that takes no part in the
 updated with its old gradient again, multiplied twice then; and a user may look at gradients after a
 step. So each parameter's gradient *owes* the last factor, until new content replaces it, the next
 update reads it, or somebody looks.
+
+[Note: kept gradients] The gradient of a cached tile stays where its state is, once an update has
+brought it there. In backward stock copies gradients to what it finds as ``grad`` of its master
+weights, so it finds a :class:`GradientTarget` there. Whoever looks at gradients, or multiplies what
+is owed, has them at home until the next update.
 """
 
 from __future__ import annotations
@@ -33,8 +38,10 @@ from torch.nn import Module, Parameter
 from typing_extensions import override
 
 from deep_optimizer_states.adapter.barrier import Barrier
+from deep_optimizer_states.adapter.flushes import Flushes
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice
 from deep_optimizer_states.adapter.in_flight import WeightsInFlight
+from deep_optimizer_states.adapter.residency import LooksInForward, Residency
 from deep_optimizer_states.adapter.update_phase import (
     Gradients,
     InterleavedOptimizer,
@@ -44,6 +51,7 @@ from deep_optimizer_states.adapter.update_phase import (
     stand_in_for_step,
 )
 from deep_optimizer_states.config import BLOCK, Settings
+from deep_optimizer_states.core.cache import TileCache
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.plan import Tile, cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
@@ -53,10 +61,10 @@ from deep_optimizer_states.errors import ConfigError
 class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     """ZeRO-1 and ZeRO-2 offload whose update is spread over CPU and device, with stock's bits.
 
-    Host memory holds master weights, moments and gradients in fp32, 16 bytes a parameter; stock's
-    16-bit copy beside them is given up. ``step()`` ends with a gather of all weights. Where several
-    ranks share them, it waits for all tiles before. One rank by itself has nothing to gather, and
-    returns when the update is launched: see ``in_flight``.
+    Host memory has room for master weights, moments and gradients in fp32, 16 bytes a parameter;
+    stock's 16-bit copy beside them is given up. ``step()`` ends with a gather of all weights. Where
+    several ranks share them, it waits for all tiles before. One rank by itself has nothing to
+    gather, and returns when the update is launched: see ``in_flight``.
 
     It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
     are made in :meth:`initialize_optimizer_states`, which stock's constructor calls when it has
@@ -77,6 +85,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     gradient_accumulation_steps: int
     _weights: WeightsInFlight | None = None
     """Who waits for single tiles; None where ``step()`` waits for all."""
+    _residency: Residency | None = None
+    """Who moves state to the device and home; None where none ever stays there."""
+    _looks: LooksInForward | None = None
 
     def __init__(
         self,
@@ -98,11 +109,13 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
         kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
         try:
-            # State and gradients lie in host memory.
-            self._open(init_optimizer, settings.model_copy(update={"device_memory_bytes": 0}))
+            self._open(init_optimizer, settings)
             super().__init__(init_optimizer, *args, **kwargs)
             if self._settings.just_in_time_forward:
                 self._weights = self._make_weights_in_flight(get_module)
+            if self._update.cache.is_on:
+                self._residency = Residency(self._update, self.background)
+                self._looks = LooksInForward(get_module(), self._residency.look)
         except BaseException:
             self._close_after_failure()
             raise
@@ -121,9 +134,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
         self._slices, self._schedule = slices, schedule
         self._homes = FlatHomes(self, slices, schedule, self._lanes)
-        self._gradients = LateScaled(self, slices, self.background.wait)
-        self._take_memory()
         cache = self._make_cache(schedule, LateScaled.dtype)
+        self._gradients = LateScaled(self, slices, self._lanes, cache, self.background.wait)
+        self._take_memory()
         self._update = self._make_update(schedule, self._homes, self._gradients, cache)
         self._is_made = True
         self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
@@ -186,25 +199,28 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     # State: whoever looks at it, stock's own methods too, sees the finished update.
 
     def _wait(self) -> None:
-        """Wait for the update in flight, after which all may be read."""
-        self.background.wait()
+        super()._wait()
         if self._weights is not None:
             self._weights.give_back()
 
-    def _settle(self) -> None:
-        self._wait()
-        self._release_state()
+    def _settle_to_read(self) -> None:
+        with self._reading():
+            self._settle()
 
     @property
-    def single_partition_of_fp32_groups(self) -> list[Tensor]:
+    def single_partition_of_fp32_groups(self) -> Sequence[Any]:
         """Master weights by parameter group, with their gradients."""
         if self._done is not None:
             return self._done
-        if self._is_made:
+        if not self._is_made:
+            return self._masters
+        if self._gradients.is_writing:  # stock asks in backward, to reach the gradients
             self._wait()
-            if not self._gradients.is_writing:  # stock asks in backward, to reach the gradients
-                self._release_state()
-            self._gradients.settle()
+            return self._gradients.targets
+        self._settle()
+        if not self.background.is_under_way:  # or it is stock's step, which does not read them
+            self._gradients.bring_home()
+        self._gradients.settle()
         return self._masters
 
     @single_partition_of_fp32_groups.setter
@@ -214,8 +230,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return stock's, of finished state."""
         self.background.refuse_to_save()
-        self.background.wait()
-        return dict(super().state_dict())
+        with self._reading():
+            self._settle()  # moments are the first that stock reads, and asks nobody for
+            return dict(super().state_dict())
 
     def checkpoint_event_prologue(self) -> None:
         """See before a checkpoint that nothing is in flight, and nothing failed."""
@@ -228,6 +245,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             self.background.check()
         else:
             self._wait()
+        if self._residency is not None:
+            self._residency.begin_forward()
         super().clear_backward_seen_flag()
 
     def backward_prologue(self) -> None:
@@ -263,9 +282,13 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     def _link_all_hp_params(self) -> None:
         super()._link_all_hp_params()
         for param in itertools.chain.from_iterable(self.bit16_groups):
-            for name in ("get_full_hp_param", "get_full_hp_grad", "set_full_hp_grad"):
-                setattr(param, name, call_after(self._wait, getattr(param, name)))
-            param.set_full_hp_param = call_after(self._settle, param.set_full_hp_param)
+            for prepare, names in (
+                (self._settle_to_read, ("get_full_hp_param",)),
+                (self._settle, ("set_full_hp_param",)),
+                (self._wait, ("get_full_hp_grad", "set_full_hp_grad")),
+            ):
+                for name in names:
+                    setattr(param, name, call_after(prepare, getattr(param, name)))
 
     def _relink_moments(self) -> None:
         """Make stock's views of moments view those that are stepped."""
@@ -288,6 +311,12 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         with self._gradients.writing(self.get_param_id(param)):
             super().async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)
 
+    def process_gradients(self, param: Any, i: int) -> None:
+        """Let stock take a gradient that has just come, then see what memory there is."""
+        super().process_gradients(param, i)
+        if self._residency is not None:
+            self._residency.in_backward(self.is_gradient_accumulation_boundary())
+
     # The update: stock's step, whose loop over groups comes to the methods below.
 
     def step(self, closure: Any = None) -> None:
@@ -304,6 +333,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             contextlib.ExitStack() as self._hidden,
         ):
             super().step(closure)
+        if self._residency is not None:
+            self._residency.begin_window()
         if self._weights is not None and self._is_left_in_flight:
             self._weights.put_up()
 
@@ -365,9 +396,12 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
+        self._gradients.close()
         with self._ending():
             if self._weights is not None:
                 self._weights.take_down()
+            if self._looks is not None:
+                self._looks.take_down()
             self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
             super().destroy()
 
@@ -382,6 +416,8 @@ class Stock(AnyStock, Protocol):
     grad_position: dict[int, list[int]]
     """Parameter -> group, first element of its own that is here, first one of the group's, number.
     Only of parameters of which this rank has something."""
+    reduce_bucket_size: int
+    """Elements of a bucket of gradients."""
     real_dp_process_group: list[Any]
     """Ranks that share a parameter group."""
 
@@ -419,36 +455,51 @@ def call_after(prepare: Callable[[], None], call: Callable[..., Any]) -> Callabl
 class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
-    It writes to the tensors that stock holds as ``grad`` of its master weights.
+    At home they are the tensors that stock holds as ``grad`` of its master weights; see also
+    [Note: kept gradients].
 
     Attributes:
-        is_writing: Whether stock reads or writes gradients now, which are not to be scaled.
+        is_writing: Whether stock writes gradients now, which are not to be scaled.
+        targets: What stands in for the master weights meanwhile, one for each parameter group.
 
     Args:
         stock: DeepSpeed's optimizer.
         slices: Its subgroups.
+        lanes: What gradients are sent on to tiles that are on the device.
+        cache: Which those are.
         wait: Waits for the update in flight, which reads gradients as they are.
     """
 
     dtype = torch.float32
 
     def __init__(
-        self, stock: Stock, slices: Sequence[SubgroupSlice], wait: Callable[[], None]
+        self,
+        stock: Stock,
+        slices: Sequence[SubgroupSlice],
+        lanes: Device,
+        cache: TileCache,
+        wait: Callable[[], None],
     ) -> None:
         self._stock = stock
-        self._wait = wait
         self._slices = slices
+        self._cache = cache
+        self._flushes = Flushes(lanes, stock.reduce_bucket_size)
+        self._wait = wait
         self._grads: list[Tensor] = []
+        self._runs: dict[SubgroupSlice, list[Tile]] = {}
         self._owed: dict[int, float] = {}
+        self.targets: list[GradientTarget] = []
         self.is_writing = False
 
     def take(self, grads: list[Tensor]) -> None:
         """Work on these: one for each parameter group, 1-D."""
         self._grads = grads
+        wholes = [SubgroupSlice(group, 0, grad.numel()) for group, grad in enumerate(grads)]
+        self.targets = [GradientTarget(self, whole) for whole in wholes]
 
     @contextlib.contextmanager
     def writing(self, param_id: int | None = None) -> Iterator[None]:
-        """Let stock read or write gradients; what it sees is not scaled.
+        """Let stock write gradients.
 
         Args:
             param_id: The parameter whose gradient is replaced; None for none.
@@ -461,16 +512,54 @@ class LateScaled(Gradients):
         finally:
             self.is_writing = before
 
+    def write(self, part: SubgroupSlice, source: Tensor) -> None:
+        """Copy a new gradient to where it is kept, without waiting for the copy.
+
+        Args:
+            part: Elements of a group.
+            source: Their gradient, 1-D, which later work of the caller's may overwrite.
+        """
+        runs = self._runs_of(part)
+        if not self._cache.keeps_any_grad(runs):
+            part.of(self._grads[part.master]).copy_(source, non_blocking=True)
+            return
+        value = source.to(self.dtype, copy=True)
+        homes = [self._cache.grads_of(run, self.beside_state(run.subgroup)) for run in runs]
+        name = f"elements {part.start} to {part.start + part.numel} of group {part.master}"
+        self._flushes.send(name, value, list(itertools.chain.from_iterable(homes)))
+
+    def bring_home(self, param_ids: Iterable[int] | None = None) -> None:
+        """Have gradients at home until the next update, of some parameters or of all.
+
+        Raises:
+            UpdateError: A lane failed, or an update.
+        """
+        self._wait()
+        self.drain()
+        tiles: dict[int, None] | None = None
+        if param_ids is not None:
+            runs = [run for param_id in param_ids for run in self._runs_of(self._part_of(param_id))]
+            tiles = dict.fromkeys(it for run in runs for it in self._cache.schedule.tiles_of(run))
+        self._cache.bring_grads_home(tiles)
+
     def settle(self, param_ids: Iterable[int] | None = None) -> None:
         """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
-        if self.is_writing or not self._owed:
-            return
-        self._wait()
-        for param_id in list(self._owed if param_ids is None else param_ids):
-            factor = self._owed.pop(param_id, 1.0)
-            if factor != 1.0:
-                group, _, start, numel = self._stock.grad_position[param_id]
-                self._grads[group].narrow(0, start, numel).mul_(factor)
+        asked = list(self._owed) if param_ids is None else param_ids
+        owing = [param_id for param_id in asked if self._owed.get(param_id, 1.0) != 1.0]
+        if owing:
+            self.bring_home(owing)
+        for param_id in owing:
+            part = self._part_of(param_id)
+            part.of(self._grads[part.master]).mul_(self._owed.pop(param_id))
+
+    def _part_of(self, param_id: int) -> SubgroupSlice:
+        group, _, start, numel = self._stock.grad_position[param_id]
+        return SubgroupSlice(group, start, numel)
+
+    def _runs_of(self, part: SubgroupSlice) -> list[Tile]:
+        if part not in self._runs:
+            self._runs[part] = runs_within(self._slices, part)
+        return self._runs[part]
 
     @override
     def stepped(self, factor: float) -> None:
@@ -480,6 +569,47 @@ class LateScaled(Gradients):
     def beside_state(self, subgroup: int) -> Tensor:
         part = self._slices[subgroup]
         return part.of(self._grads[part.master])
+
+    @override
+    def drain(self) -> None:
+        self._flushes.drain()
+
+    @override
+    def forget_flushes(self) -> None:
+        self._flushes.forget()
+
+    def close(self) -> None:
+        """Stop waiting for gradients: the lanes are about to end."""
+        self._flushes.close()
+
+
+class GradientTarget:
+    """Stands in for a master weight, for its ``grad`` and for what stock cuts out of that."""
+
+    dtype = LateScaled.dtype
+
+    def __init__(self, gradients: LateScaled, part: SubgroupSlice) -> None:
+        self._gradients = gradients
+        self._part = part
+
+    @property
+    def grad(self) -> GradientTarget:
+        """The gradients of its elements."""
+        return self
+
+    def view(self, _numel: int) -> GradientTarget:
+        """Return it as 1-D, which it is."""
+        return self
+
+    def narrow(self, _dim: int, start: int, numel: int) -> GradientTarget:
+        """Return elements ``start`` to ``start + numel``."""
+        part = SubgroupSlice(self._part.master, self._part.start + start, numel)
+        return GradientTarget(self._gradients, part)
+
+    def copy_(self, source: Tensor, non_blocking: bool) -> None:
+        """Let these gradients be ``source``, 1-D; whoever reads them waits for the copy."""
+        assert non_blocking, "stock would read them at once"
+        self._gradients.write(self._part, source)
 
 
 class SettledFragments(list[Tensor]):
@@ -493,6 +623,7 @@ class SettledFragments(list[Tensor]):
         self._gradients = gradients
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        self._gradients.bring_home(self._param_ids)
         self._gradients.settle(self._param_ids)
         return super().__getitem__(index)
 

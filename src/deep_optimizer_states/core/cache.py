@@ -45,6 +45,7 @@ from deep_optimizer_states.core.plan import (
     RESIDENT_CHAIN,
     SENT_CHAIN,
     Kind,
+    Tile,
 )
 from deep_optimizer_states.core.policies import LONGEST_WAIT, MIN_TILE_FRACTION
 from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
@@ -166,7 +167,6 @@ class TileCache:
         device: Whose memory it is.
         limit: Device memory that places may take, in bytes, or "auto".
         home_of: Gives a tile's tensors where it is at home, see ``AdamTensors``.
-        keeps_grads: Whether gradients are written to where the tile is, and not always home.
     """
 
     def __init__(
@@ -176,12 +176,10 @@ class TileCache:
         device: Device,
         limit: int | str,
         home_of: Callable[[int], AdamTensors],
-        keeps_grads: bool = True,
     ) -> None:
         self.schedule = schedule
         self.types = types
         self.device = device
-        self.keeps_grads = keeps_grads
         self._home_of = home_of
         self._dtypes = types.of_tile(schedule.weights_on_host)
         self.element_bytes = sum(dtype.itemsize for dtype in self._dtypes)
@@ -231,6 +229,34 @@ class TileCache:
         """Return what an update does to a tile whose place it has claimed; nothing for others."""
         place = self._places.get(tile)
         return place.chain if place is not None and place.is_claimed else ()
+
+    def keeps_any_grad(self, runs: Iterable[Tile]) -> bool:
+        """Return whether the gradient of one of these elements is kept where its tile is."""
+        tiles = (tile for run in runs for tile in self.schedule.tiles_of(run))
+        found = (self.place(tile) for tile in tiles) if self._places else ()
+        return any(place is not None and place.keeps_grad for place in found)
+
+    def grads_of(self, run: Tile, home: Tensor) -> list[Tensor]:
+        """Return where the gradient of a run of elements is kept, in pieces, each 1-D.
+
+        Args:
+            run: Elements of a subgroup.
+            home: The subgroup's gradients at home.
+        """
+        found, done = list[Tensor](), 0
+        for number in self.schedule.tiles_of(run):
+            tile, place = self.schedule.tiles[number], self.place(number)
+            if place is None or not place.keeps_grad:
+                continue
+            start = max(0, tile.start - run.start)
+            end = min(run.numel, tile.start + tile.numel - run.start)
+            if start > done:
+                found.append(home.narrow(0, run.start + done, start - done))
+            found.append(place.grad.narrow(0, run.start + start - tile.start, end - start))
+            done = end
+        if done < run.numel:
+            found.append(home.narrow(0, run.start + done, run.numel - done))
+        return found
 
     # Filling; on the caller's thread.
 
@@ -376,6 +402,17 @@ class TileCache:
             lane.wait(place.filled, Wait.PREFETCHED)  # by an update that may be in flight
             self._send_home(tile, "gradient", [place.grad], [self._home_of(tile).grad])
         self.device.host_waits(lane.record(), Wait.HOME_WHOLE)
+
+    def bring_grads_home(self, tiles: Iterable[int] | None = None) -> None:
+        """Bring gradients home, where they are kept until the next update; None for all tiles.
+
+        Raises:
+            UpdateError: A lane failed or did not end in time.
+        """
+        mine = self._free_tiles(tiles)
+        self.copy_grads_home(mine)
+        for tile in mine:
+            self._places[tile].keeps_grad = False
 
     def _send_home(
         self, tile: int, what: str, sources: Sequence[Tensor], home: Sequence[Tensor]

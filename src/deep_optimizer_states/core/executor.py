@@ -255,7 +255,7 @@ class Executor:
         if place.came_ahead:
             self._came_ahead.append(tile)
         if place.stays:
-            place.keeps_grad = self._cache.keeps_grads
+            place.keeps_grad = True
             self._in_flight.append((held.filled, home.numel))
 
     def _free_slot(self, tile: int) -> Buffers:

@@ -36,7 +36,9 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils import z3_leaf_module
+from typing_extensions import override
 
+from deep_optimizer_states.adapter.residency import Residency
 from deep_optimizer_states.adapter.update_phase import UpdatePhase, is_in_backward
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
@@ -90,7 +92,7 @@ class Uses:
         return ds_id in self._with_own_backward and self._num_uses[ds_id] > 1
 
 
-class WorkInBackward:
+class WorkInBackward(Residency):
     """Begins an update before ``step()``, see above.
 
     It owns what it has seen of the window: whose gradients are final. Of stock it reads parameters,
@@ -110,14 +112,12 @@ class WorkInBackward:
         update: UpdatePhase,
         is_managed: bool,
     ) -> None:
+        super().__init__(update, barrier.background)
         self._stock = stock
         self._settings = settings
         self._layout = layout
         self._schedule = schedule
         self._barrier = barrier
-        self._background = barrier.background
-        self._update = update
-        self._cache = update.cache
         self._is_managed = is_managed
         self._disabled_this_window = True
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
@@ -131,8 +131,8 @@ class WorkInBackward:
         self._unreleased: dict[int, None] = {}
         self.uses = Uses(stock.module)
 
+    @override
     def begin_forward(self) -> None:
-        """Give back the memory of state ahead of the update, which a forward needs."""
         self.forget()
         self.uses.begin_forward()
 
@@ -157,10 +157,10 @@ class WorkInBackward:
                     f'weight was updated; set {name} to {neutral}, or "{STEP_BEFORE_NORM}" to false'
                 )
 
+    @override
     def begin_window(self) -> None:
-        """Begin a window: ``step()`` is over."""
         self.forget()
-        self._cache.begin_window()
+        super().begin_window()
         self._disabled_this_window = not self._knows_order or (
             self._settings.step_before_norm and self._update.is_next_repeated
         )
@@ -196,7 +196,7 @@ class WorkInBackward:
             if self._settings.step_before_norm:
                 self._hand_over()
             if self._is_managed:  # or no backward knows whether the window ends
-                self._cache.send_ahead(self._order(), self._update.has_given)
+                self.send_ahead(self._order())
 
     def _hand_over(self) -> None:
         tiles = []
@@ -215,19 +215,6 @@ class WorkInBackward:
             if not self._update.is_begun:
                 self._background.wait()
             self._update.give(self._order(), tiles)
-
-    def look(self) -> None:
-        """See that others have the memory that they need, which a gather takes too."""
-        if not self._cache.look():
-            return
-        if self._background.is_running and not self._update.is_begun:
-            self._background.wait()  # what the update has is free once it has ended
-        with self._background.changing("giving device memory back"):
-            self._cache.relieve()
-
-    def drop(self) -> None:
-        """Forget what was sent ahead and may not stay: nobody is about to step."""
-        self._cache.drop_passing()
 
     def check_step(self, is_skipped: bool) -> None:
         """Check that stock's ``step()`` has not skipped an update that had begun.

@@ -30,11 +30,12 @@ from deepspeed.utils import logger
 from torch import Tensor
 from typing_extensions import override
 
+from deep_optimizer_states.adapter.flushes import Flushes
 from deep_optimizer_states.adapter.update_phase import Gradients
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
-from deep_optimizer_states.core.cache import TileCache, copy_all
-from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
+from deep_optimizer_states.core.cache import TileCache
+from deep_optimizer_states.core.device.base import Device, Event, Wait
 from deep_optimizer_states.core.host import bytes_of_gradients
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
@@ -80,9 +81,7 @@ class GradientFlush(Gradients):
         self._active: set[int] = set()
         self._is_window_open = False
         self._has_warned = False
-        self._is_closed = False
-        # As much in flight as stock allows: about two buckets of gradients, 4 bytes an element.
-        self._pending = PendingBytes(2 * stock.reduce_bucket_size * 4)
+        self._flushes = Flushes(lanes, stock.reduce_bucket_size)
 
     def set_callback(self, on_final: Callable[[int], None]) -> None:
         """Call ``on_final`` with each parameter whose final gradient is on its way home."""
@@ -129,19 +128,8 @@ class GradientFlush(Gradients):
 
     def _pieces(self, ds_id: int, numel: int) -> list[Tensor]:
         """Return the first ``numel`` elements of a final gradient where it is kept, in pieces."""
-        whole, found = self._layout.slices[ds_id], list[Tensor]()
-        home, done = self._home(ds_id), 0
-        for number in self._schedule.tiles_of(replace(whole, numel=numel)):
-            tile, cached = self._schedule.tiles[number], self._cache.place(number)
-            if cached is None or not cached.keeps_grad:
-                continue
-            start = max(0, tile.start - whole.start)
-            end = min(numel, tile.start + tile.numel - whole.start)
-            if start > done:
-                found.append(home.narrow(0, done, start - done))
-            found.append(cached.grad.narrow(0, whole.start + start - tile.start, end - start))
-            done = end
-        return [*found, home.narrow(0, done, numel - done)] if done < numel else found
+        run = replace(self._layout.slices[ds_id], numel=numel)
+        return self._cache.grads_of(run, self.beside_state(run.subgroup))
 
     def _partial_home(self, ds_id: int) -> Tensor:
         flat = self._partial_flat
@@ -203,34 +191,24 @@ class GradientFlush(Gradients):
         else:
             self._partial.add(ds_id)
             homes = [self._partial_home(ds_id).narrow(0, 0, numel)]
-        parts = torch.split(value, [home.numel() for home in homes])
-        lane = self._lanes.grads
-        lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
-        lane.submit(
-            f"gradient flush of parameter {ds_id}",
-            lambda: copy_all(homes, parts),
-            uses=(value,),
-        )
-        self._flushed[ds_id] = event = lane.record()
-        self._pending.add(event, value.nbytes)
+        self._flushed[ds_id] = self._flushes.send(f"parameter {ds_id}", value, homes)
         if is_boundary:
             self._on_final(ds_id)
 
     @override
     def drain(self) -> None:
-        if not self._is_closed:
-            self._lanes.grads.record().synchronize()
+        self._flushes.drain()
 
     @override
     def forget_flushes(self) -> None:
         if not self._is_closed:
             self._lanes.grads.forget_failure()
         self._flushed.clear()
-        self._pending.clear()
+        self._flushes.forget()
 
     def close(self) -> None:
         """Stop waiting for flushes: the lanes are about to end."""
-        self._is_closed = True
+        self._flushes.close()
 
     def take_norms_from_homes(self) -> None:
         """Compute norms again after the caller ended the window by hand, after backward."""

@@ -1,0 +1,59 @@
+"""Gradients on their way from backward to where they are kept, on the ``grads`` lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deep_optimizer_states.core.cache import copy_all
+from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
+
+_FP32_BYTES = 4
+
+
+class Flushes:
+    """Sends gradients home, or to the places of cached tiles, and bounds how many are under way.
+
+    Args:
+        lanes: What they are sent on.
+        bucket_numel: Elements of a bucket of stock's.
+    """
+
+    def __init__(self, lanes: Device, bucket_numel: int) -> None:
+        self._lanes = lanes
+        # As much in flight as stock allows: about two buckets of gradients in fp32.
+        self._pending = PendingBytes(2 * bucket_numel * _FP32_BYTES)
+        self._is_closed = False
+
+    def send(self, name: str, value: Tensor, homes: Sequence[Tensor]) -> Event:
+        """Send a gradient that backward has just made.
+
+        Args:
+            name: Of the parameter, in errors.
+            value: The gradient, 1-D; nobody else writes to it.
+            homes: Where it is kept, in pieces.
+
+        Returns:
+            When it is there.
+        """
+        parts, lane = torch.split(value, [home.numel() for home in homes]), self._lanes.grads
+        lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
+        lane.submit(f"gradient flush of {name}", lambda: copy_all(homes, parts), uses=(value,))
+        sent = lane.record()
+        self._pending.add(sent, value.nbytes)
+        return sent
+
+    def drain(self) -> None:
+        """Wait until all have arrived."""
+        if not self._is_closed:
+            self._lanes.grads.record().synchronize()
+
+    def forget(self) -> None:
+        """Forget those of before an update that failed; the lanes are idle."""
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Stop waiting for any: the lanes are about to end."""
+        self._is_closed = True
