@@ -100,7 +100,7 @@ def _candidates(of: Workload, machine: Machine) -> Iterator[tuple[str, Workload,
         yield "the plugin", changed(software=None, policy="auto"), machine
     if of.stage == 3 and is_offloaded and not of.weights_on_host:
         cut = {"subgroup_numel": DEFAULT_TILE_NUMEL} if is_ours else {}
-        yield "ZeRO stage 2", changed(stage=2, device_memory_bytes=0, **cut), machine
+        yield "ZeRO stage 2", changed(stage=2, **cut), machine
     if is_ours and is_offloaded and of.device_memory_bytes != AUTO:
         words = "state kept on the device as far as there is room"
         yield words, changed(device_memory_bytes=AUTO), machine

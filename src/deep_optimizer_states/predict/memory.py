@@ -322,6 +322,7 @@ def _stage12(of: Workload, has_gpu: bool) -> Iterator[Array]:
         yield Array("moments", MOMENTS_BYTES * part, HOST, READY)
         yield Array("fp32 gradients", FP32_BYTES * part, HOST, READY)
         yield from _tiles_under_way(of, FP32_BYTES, has_gpu)
+        yield _kept_state(of)
     else:
         master = _locked(FP32_BYTES * part, has_gpu and offloaded and of.locks_state)
         yield Array("master weights", master, offloaded, READY)
@@ -450,7 +451,6 @@ def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     numel = sum(of.subgroups)
     homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)
     resident = sum(of.subgroups[idx] for idx in homes)
-    stays = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups - homes)
     gradients = bytes_of_gradients(of.sum_bytes, of.accumulation) * numel
     yield Array("master weights", of.master_bytes * (numel - resident), HOST, READY)
     yield Array("moments", of.moments_bytes * (numel - resident), HOST, READY)
@@ -459,7 +459,7 @@ def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     yield Array("gradient's slice, set aside", part, DEVICE, frozenset({M.KEPT}))
     yield from _tiles_under_way(of, of.weight_bytes, has_gpu)
     yield _resident_state(of, resident)
-    yield Array("state kept on the device", float(_kept_bytes(of) * stays), DEVICE, LATER)
+    yield _kept_state(of)
 
 
 def with_device_share(of: Workload, machine: Machine) -> Workload:
@@ -467,7 +467,8 @@ def with_device_share(of: Workload, machine: Machine) -> Workload:
 
     A tenth of the device is left alone, and what a rank takes there without such state.
     """
-    if not (of.device_memory_bytes and of.software is None and of.stage == 3 and machine.gpus):
+    is_ours = of.software is None and of.optimizer_at == "cpu"
+    if not (of.device_memory_bytes and is_ours and machine.gpus):
         return of
     assert machine.device_memory_bytes is not None
     alone = dataclasses.replace(of, device_memory_bytes=0, device_share=0.0)
@@ -483,7 +484,13 @@ def with_device_share(of: Workload, machine: Machine) -> Workload:
 
 def _kept_bytes(of: Workload) -> int:
     """Return the bytes of a parameter's state with its gradient."""
-    return of.state_bytes + of.weight_bytes
+    return of.state_bytes + of.final_grad_bytes
+
+
+def _kept_state(of: Workload) -> Array:
+    homes = choose_resident_subgroups(of.subgroups, of.offload_ratio)
+    stays = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups - homes)
+    return Array("state kept on the device", float(_kept_bytes(of) * stays), DEVICE, LATER)
 
 
 def _resident_state(of: Workload, numel: int) -> Array:

@@ -316,12 +316,14 @@ def _gather_s(workload: Workload, machine: Machine) -> float:
 
 def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     """Return what gradients add to backward on their way to host memory."""
-    numel = sum(workload.subgroups) * workload.passing_share
-    if not machine.gpus or not numel:
+    if not machine.gpus or not workload.host_share:
         return 0.0
     if workload.stage < 3:
-        flush = _flat_flush_s(workload, machine, numel)
+        flush = _flat_flush_s(workload, machine)
         return max(0.0, flush - workload.accumulation * back_s) if workload.overlaps else flush
+    numel = sum(workload.subgroups) * workload.passing_share
+    if not numel:
+        return 0.0
     software = workload.software
     num_bytes = software.flush_bytes if software else workload.weight_bytes
     if software and not software.hides_flush:
@@ -331,20 +333,21 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     return max(flush - back_s, flush * last)
 
 
-def flat_copies(workload: Workload) -> tuple[int, int]:
+def flat_copies(workload: Workload) -> tuple[float, float]:
     """Return the bytes of a gradient that stages 1 and 2 copy to the host, and back, an iteration.
 
-    DeepSpeed makes these copies whoever updates. A gradient goes home in fp32 once it is whole.
-    Stage 2 reduces it in every backward before that too: the 16-bit sum goes home each time, and
+    DeepSpeed makes these copies whoever updates. A gradient goes home in fp32 once it is whole,
+    unless its state stays on the device. Stage 2 reduces it in every backward before that too: the 16-bit sum goes home each time, and
     comes back to be added to; at stage 1 it stays on the device till the last.
     """
     sums = workload.accumulation if workload.stage == 2 and workload.accumulation > 1 else 0
     size = workload.weight_bytes
-    return FP32_BYTES + sums * size, max(0, sums - 1) * size
+    return FP32_BYTES * (1 - workload.device_share) + sums * size, max(0, sums - 1) * size
 
 
-def _flat_flush_s(workload: Workload, machine: Machine, numel: float) -> float:
+def _flat_flush_s(workload: Workload, machine: Machine) -> float:
     """Return what those copies take: they are page-locked, on the stream that computes."""
+    numel = sum(workload.subgroups) * workload.host_share
     home, back = flat_copies(workload)
     seconds = home / machine.rate("d2h_bytes_per_s")
     return numel * (seconds + (back / machine.rate("h2d_bytes_per_s") if back else 0.0))

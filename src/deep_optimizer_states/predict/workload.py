@@ -122,8 +122,8 @@ class Workload:
     stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
     tile_numel: int = DEFAULT_TILE_NUMEL  # largest piece updated at once, in elements
     just_in_time_forward: bool = True  # the forward runs while the update ends
-    # Device memory in which state stays from step to step, with its gradients, at stage 3: bytes,
-    # or auto for what forward and backward leave; its place in host memory is kept.
+    # Device memory in which state stays from step to step, with its gradients: bytes, or auto for
+    # what forward and backward leave; its place in host memory is kept.
     device_memory_bytes: float | str = 0
     device_share: float = 0.0  # share of the state in host memory that stays there, as it follows
     # Elements of each subgroup of one rank where they are known; else they follow from the model.

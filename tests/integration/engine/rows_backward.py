@@ -1,25 +1,19 @@
 """Work in backward: what comes between backward and ``step()`` ends in stock's bits or an error."""
 
-import contextlib
 import functools
-import itertools
 from unittest import mock
 
 import deepspeed
 import torch
-from deepspeed.utils import safe_get_full_fp32_param, set_z3_leaf_modules
-from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, moving, play, same
+from deepspeed.utils import set_z3_leaf_modules
+from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
 from rows import Rows
-from rows_failures import updates_end_when_waited_for
-from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE, evaluate_between
-from seams import EmulatedDevice, Memory, TileCache, UpdatePhase, cache, inside
+from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE
+from seams import UpdatePhase, cache, inside
 
 ROWS = Rows()
 CASE = CASES[FIRST_CASE].changed(config={"gradient_clipping": 0})
 EARLY = {**STRIDE, "step_before_norm": True}
-LIMIT = 60_000
-STAYS = {**STRIDE, "policy": "all-host", "device_memory_bytes": LIMIT}
-AUTO = {**STAYS, "device_memory_bytes": "auto"}
 GOOD = 3
 """Steps until a checkpoint is saved; backward works from the third on."""
 given = []
@@ -396,176 +390,3 @@ for number, (name, options) in enumerate(AGAIN.items()):
     changes = {**options, "accumulation": accumulation, "zero": {**ONE_LAYER_A_BUCKET, **zero}}
     row = f"a layer used again {name}, accumulation {accumulation}"
     ROWS.check(row, 1, 2, **changes)(use_again)
-
-
-# State that stays on the device.
-
-
-def write_masters(engine):
-    for master in engine.optimizer.fp32_partitioned_groups_flat:
-        master.data.mul_(1.5)
-
-
-def evaluate(engine):
-    evaluate_between(engine, 0)
-
-
-def look_at_masters(engine):
-    weight = engine.module.layers[3].weight
-    engine.seen = [*getattr(engine, "seen", []), safe_get_full_fp32_param(weight)]
-
-
-def stay(folder, block=STAYS, between=None, steps=6, memory=None, model=lambda case: {}):
-    """Train on, and compare with stock; return the tiles on the device before each step."""
-    held = []
-    with Trial(block, memory=memory) as trial:
-        engine = started(trial, folder)
-        cache = update_of(engine).cache
-
-        def watch(engine):
-            held.append(len(cache.tiles))
-            if between:
-                between(engine)
-                held.append(len(cache.tiles))
-            assert memory is not None or cache.taken_bytes <= LIMIT
-
-        trial.forget()
-        train_on(trial, engine, steps, watch)
-        trial.see("what was seen", getattr(engine, "seen", []))
-    with Trial(None) as stock:
-        other = stock.open(CASE)
-        assert other.load_checkpoint(folder, "good")[0]
-        train_on(stock, other, steps, between)
-        stock.see("what was seen", getattr(other, "seen", []))
-    same(trial, stock)
-    return held
-
-
-@ROWS.check("state stays as far as a number of bytes goes")
-def as_far_as_a_number_goes(folder):
-    # 60,000 bytes take tiles of 256 elements and 14 bytes an element, and some smaller ones.
-    (held,) = set(stay(folder / "number"))
-    assert held >= 16
-    assert set(stay(folder / "none", {**STAYS, "device_memory_bytes": 1})) == {0}
-
-
-@ROWS.check("state that stays goes home where it may be written", between=write_masters)
-@ROWS.check("state that stays is there after an evaluation", between=evaluate)
-@ROWS.check("state that stays is there after a look at it", between=look_at_masters)
-def looked_at_or_written(folder, between):
-    held = stay(folder, between=between)
-    assert all(held[::2])
-    assert all(held[1::2]) == (between is not write_masters)
-
-
-@ROWS.check("auto takes what is left over, and no more")
-def auto_takes_what_is_left(folder):
-    """Others take half of the memory in each forward, and more in one of them."""
-    memory = Memory(300_000)
-
-    def change(engine):
-        memory.take_others(230_000 - memory.others_bytes)
-        memory.take_others(-memory.others_bytes)
-
-    held = stay(folder, AUTO, change, steps=8, memory=memory)
-    assert max(held) > 0
-    assert memory.peak_bytes <= 300_000
-
-
-class Hungry:
-    """Takes device memory in a forward, as a longer batch does."""
-
-    def __init__(self, memory):
-        self.memory, self.notes = memory, []
-
-    def forward(self, engine, wanted):
-        hook = engine.module.layers[2].register_forward_hook(lambda *_: self.take(wanted))
-        try:
-            engine(torch.ones(4, WIDTH).bfloat16())
-        except torch.OutOfMemoryError as error:
-            self.notes += getattr(error, "__notes__", [""])
-        finally:
-            hook.remove()
-            self.memory.take_others(-self.memory.others_bytes)
-
-    def take(self, wanted):
-        self.memory.take_others(wanted)
-
-
-@ROWS.check("a forward that runs out of memory gets it the next time, and is told so")
-def the_next_attempt_has_it(folder):
-    memory = Memory(10**7)
-    hungry = Hungry(memory)
-
-    def attempt(engine):
-        with torch.no_grad():
-            for _ in range(2):
-                hungry.forward(engine, memory.total_bytes - 20_000)
-
-    def between(engine):
-        if hasattr(engine.optimizer, "background"):
-            attempt(engine)
-        else:
-            with torch.no_grad():
-                engine(torch.ones(4, WIDTH).bfloat16())
-
-    block = {**STAYS, "device_memory_bytes": 10**6}
-    held = stay(folder, block, between, steps=1, memory=memory)
-    assert held[0] > 0
-    assert held[1] == 0
-    assert len(hungry.notes) == 1, hungry.notes
-    assert "deep_optimizer_states.device_memory_bytes" in hungry.notes[0]
-
-
-@contextlib.contextmanager
-def refused_now_and_then():
-    """Refuse a piece of device memory now and then; yields the pieces refused."""
-    allocate, pieces, refused = EmulatedDevice.empty_device, itertools.count(1), []
-
-    def empty_device(device, numel, dtype):
-        number = next(pieces)
-        if number > 200 and number % 23 == 0:
-            refused.append(number)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return allocate(device, numel, dtype)
-
-    with mock.patch.object(EmulatedDevice, "empty_device", empty_device):
-        yield refused
-
-
-@ROWS.check("memory that cannot be had is not missed")
-def refused(folder):
-    with refused_now_and_then() as refused:
-        held = stay(
-            folder, {**STAYS, "device_memory_bytes": 10**6}, write_masters, 8, Memory(10**6)
-        )
-    assert refused
-    assert max(held) > 0
-
-
-@ROWS.check("state comes and goes every few steps", 1, 2, policy="dynamic")
-@ROWS.check("state comes and goes every few steps, all-host", policy="all-host")
-def moved(folder, policy):
-    with moving(37):
-        held = stay(folder, {**STAYS, "policy": policy}, steps=10)
-    assert len(set(held)) > 2, held
-
-
-@ROWS.check("state is not sent ahead before the last update has brought it home")
-def late_flushes(_folder):
-    """The update goes on until it is waited for, which the next backward does not do."""
-    engines, early, send_ahead = [], [], TileCache.send_ahead
-
-    def watch(cache, order, is_given):
-        update = update_of(engines[0])
-        early.append(engines[0].optimizer.background.is_running and not update.is_begun)
-        send_ahead(cache, order, is_given)
-
-    def act(trial):
-        engines[:] = [trial.open(CASE.changed(accumulation=1))]
-        trial.train(engines[0], 8)
-
-    block = {**STAYS, "device_memory_bytes": 10**9}
-    with mock.patch.object(TileCache, "send_ahead", watch), updates_end_when_waited_for():
-        same(play(act, block), play(act, None))
-    assert not any(early)

@@ -31,8 +31,9 @@ IN_BACKWARD = {
         "device_memory_bytes": 20_000,
     },
 }
-"""Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides. In both,
-state comes to the device and goes home again every few steps."""
+"""Ways to work during backward; the second is of ZeRO-3 alone, without clipping on both sides. In
+both, state comes to the device and goes home again every few steps."""
+IN_SHORT = (FIRST_CASE, f"ZeRO-2: {FIRST_CASE}", f"ZeRO-1: {FIRST_CASE}")
 ONE_IN = 10
 """In the extent ``few`` one rank takes every case, and two take one in so many."""
 FEW_STEPS = 3
@@ -102,11 +103,13 @@ def policies_of(number, name, extent):
 
 
 def ways_in_backward(name, extent):
-    """Those of ``IN_BACKWARD`` that a case is run in: all, or for short of the first case."""
+    """Those of ``IN_BACKWARD`` that a case is run in: all, or for short of the first of a stage."""
     case = CASES[name]
-    is_run = extent == "all" or (name == FIRST_CASE and extent != "once")
-    if not is_run or case.stage != 3 or case.most_ranks < NUM_RANKS:
+    is_run = extent == "all" or (name in IN_SHORT and extent != "once")
+    if not is_run or case.most_ranks < NUM_RANKS:
         return ()
+    if case.stage < 3:
+        return (PREFETCHED,)
     if not case.config.get("managed_gradient_accumulation", True):
         return ()  # refused: no backward knows whether the window ends
     return (PREFETCHED,) if "fp16" in case.config else tuple(IN_BACKWARD)

@@ -39,6 +39,10 @@ LEFT_OUT = {
         (Wait.SLOT_FREE, STRIDE, "D2H"),
         (Wait.STAGING_FREE, ALL_HOST, "weights"),
         (Wait.WEIGHTS_READY, STRIDE, ""),
+        (Wait.PREFETCHED, CACHED, "H2D"),
+        (Wait.GRADS_FLUSHED, CACHED, "grads"),
+        (Wait.WEIGHTS_READY, CACHED, ""),
+        (Wait.HOME_WHOLE, CACHED, "D2H"),
     ),
 }
 """Feature -> a wait, a policy that needs it, and the lane that is as late as it may be then."""

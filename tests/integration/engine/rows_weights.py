@@ -409,14 +409,6 @@ def own_alone(hook, _module, _args):
             hook._weights.let_through(parameter)
 
 
-settle = zero12.LateScaled.settle
-
-
-def settle_at_once(gradients, param_ids=None):
-    gradients._wait = lambda: None
-    settle(gradients, param_ids)
-
-
 NO_CLASS = (in_flight.WeightsInFlight, "put_up", put_up_in_name)
 for name, (act, patches) in {
     "class, of a read by hand": (between_steps(read_by_hand), [NO_CLASS]),
@@ -439,7 +431,7 @@ for name, (act, patches) in {
     ),
     "wait of gradients": (
         between_steps(gradients_by_group),
-        [(zero12.LateScaled, "settle", settle_at_once)],
+        [(zero12.LateScaled, "bring_home", lambda *_: None)],
     ),
 }.items():
     ROWS.check(f"left out: the {name}", act=act, patches=patches)(left_out)

@@ -1,4 +1,4 @@
-"""Groups of rows that are checks: ordering rules, failures, refusals, checkpoints, backward.
+"""Groups of rows that are checks: rules, failures, refusals, checkpoints, backward, residency.
 
 Pipelines and sequence parallelism are rows like any other as well.
 """
@@ -32,6 +32,9 @@ def checkpoints(tmp_path_factory):
         pytest.param("background", 4, "few", marks=[pytest.mark.exhaustive, EMULATED]),
         ("backward", 1, "few"),
         pytest.param("backward", 2, "few", marks=TWO),
+        pytest.param("stays", 1, "few", marks=EMULATED),
+        pytest.param("stays", 2, "few", marks=EMULATED),
+        pytest.param("stays", 1, "all", marks=[pytest.mark.exhaustive, EMULATED]),
         pytest.param("checkpoints", 2, "few", marks=TWO),
         pytest.param("checkpoints", 1, "few", marks=TWO),
         pytest.param("parallel", 2, "all", marks=TWO),

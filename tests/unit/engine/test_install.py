@@ -103,7 +103,7 @@ def block(**settings):
 
 NVME = {"device": "nvme", "nvme_path": "/tmp"}
 RESIDENT = block(policy="ratio", ratio=0.5)
-EARLY, CACHED = block(step_before_norm=True), block(device_memory_bytes=9)
+EARLY = block(step_before_norm=True)
 IN_BACKGROUND = block(checkpoint="background")
 CLIPPED = {"gradient_clipping": 1.0}
 SCALED = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipping": 0}
@@ -133,7 +133,6 @@ SCALED = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipp
             for block, setting in (
                 (RESIDENT, "ratio = 0.5: set it to 1; at st"),
                 (EARLY, "step_before_norm = true.* use stage 3"),
-                (CACHED, "device_memory_bytes = 9: set it to 0.* use stage 3"),
             )
         ),
         (EARLY | CLIPPED, r"step_before_norm = true and gradient_clipping = 1.0"),

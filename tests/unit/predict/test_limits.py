@@ -87,15 +87,21 @@ def test_a_change_that_does_not_fit_or_does_not_gain_is_not_named():
         assert any("leaf" in change.words for change in changes) is is_named
 
 
-@pytest.mark.parametrize("gib", [30, 40, 60, 140])
-def test_state_stays_on_the_device_as_far_as_there_is_room(gib):
-    """The share is (0.9 M - P) / 14 N, and none of it leaves its place in host memory."""
+@pytest.mark.parametrize(
+    ("gib", "stage", "num_bytes"),
+    [*((gib, 3, 14) for gib in (30, 40, 60, 140)), (60, 2, 16), (141, 2, 16), (60, 1, 16)],
+)
+def test_state_stays_on_the_device_as_far_as_there_is_room(gib, stage, num_bytes):
+    """The share is (0.9 M - P) / 14 N, and none of it leaves its place in host memory.
+
+    Below stage 3 a gradient beside the state has 4 bytes.
+    """
     machine = dataclasses.replace(H200, device_memory_bytes=gib * 2**30)
-    workload = of("7B", device_memory_bytes="auto")
+    workload = of("7B", device_memory_bytes="auto", stage=stage)
     without = predict(dataclasses.replace(workload, device_memory_bytes=0), machine)
     numel = sum(workload.subgroups)
     peak = without.memory.device_bytes + CONTEXT_BYTES
-    share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (14 * numel))
+    share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (num_bytes * numel))
     assert with_device_share(workload, machine).device_share == pytest.approx(share, rel=1e-6)
     got = predict(workload, machine)
     assert got.device_share == pytest.approx(share, rel=1e-6)
@@ -105,11 +111,24 @@ def test_state_stays_on_the_device_as_far_as_there_is_room(gib):
     assert got.memory.host_bytes == pytest.approx(without.memory.host_bytes, rel=0.01)
 
 
-def test_a_limit_in_bytes_is_kept_and_none_stays_at_other_stages_and_engines():
+def test_a_limit_in_bytes_is_kept_and_none_stays_under_other_engines():
     some = with_device_share(of("7B", device_memory_bytes=14e9), H200).device_share
     assert some == pytest.approx(1e9 / sum(of("7B").subgroups))
-    for other in (of("7B", stage=2), of("7B", STOCK)):
+    for stage in (2, 3):
+        other = of("7B", STOCK, stage=stage)
         given = dataclasses.replace(other, device_memory_bytes="auto")
         assert predict(given, H200) == predict(other, H200)
+
+
+def test_below_stage_3_sums_of_gradients_go_home_and_come_back_wherever_the_state_is():
+    workload, numel = of("1.3B", stage=2, accumulation=4), sum(of("1.3B", stage=2).subgroups)
+    kept = predict(dataclasses.replace(workload, device_memory_bytes="auto"), H200)
+    without = predict(workload, H200)
+    assert kept.device_share == 1
+    saved = 4 * numel / H200.rate("d2h_bytes_per_s")
+    assert without.backward_s - kept.backward_s == pytest.approx(saved)
+
+
+def test_device_memory_in_bytes_has_to_be_a_number_or_auto():
     with pytest.raises(WorkloadError, match="device_memory_bytes = 'most': give bytes, or 'auto'"):
         of(device_memory_bytes="most")
