@@ -84,6 +84,13 @@ class NodeMemory:
         lacks = ((lack, there[place]) for place, lack in short_bytes.items())
         return max((lack / size if size else math.inf for lack, size in lacks), default=0.0)
 
+    @property
+    def profile(self) -> Machine | None:
+        """Return the profile with this memory of a GPU, whose free part state may take."""
+        if self.machine is None or self.device_bytes is None or not self.machine.gpus:
+            return self.machine
+        return replace(self.machine, device_memory_bytes=self.device_bytes)
+
     def with_gpu(self) -> NodeMemory:
         """Return the room with one GPU more, in the same node where it has a place for it."""
         slots = self.gpus_a_node or self.gpus + 1
@@ -401,7 +408,7 @@ def _best(ways: list[Way]) -> Way:
 
 def _rung(setting: Setting, ways: list[Way], task: Training) -> Rung:
     way = _best(ways)
-    workload, config, machine = way.workload, way.config, way.room.machine
+    workload, config, machine = way.workload, way.config, way.room.profile
     reason, found = way.no_time, None
     if not reason and machine is not None:
         try:

@@ -73,8 +73,9 @@ A cell lists the numbers of ranks on which losses, gradient norms, master weight
 Equal comparisons by ranks: {equal}. In the rows `saved by ENGINE` the column's engine
 loads that engine's checkpoint and trains on; the reference is stock that loads stock's.
 
-The columns `dynamic, prefetched` and `stride 2, before the norm` work in backward, the latter
-without clipping and not in fp16. On more ranks stock itself fails with `safe_set_full_fp32_param`
-and with experts that are no leaf modules. Models are `transformers`' classes, made small.
+In the columns `dynamic, prefetched` and `stride 2, before the norm` state comes to the device and
+goes home every few steps; the latter is of stage 3, without clipping and not in fp16. On more
+ranks stock itself fails with `safe_set_full_fp32_param` and with experts that are no leaf modules.
+Models are `transformers`' classes, made small.
 [Other releases of DeepSpeed](install.md#what-was-run-together).
 """

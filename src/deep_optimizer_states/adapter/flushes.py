@@ -51,7 +51,9 @@ class Flushes:
             self._lanes.grads.record().synchronize()
 
     def forget(self) -> None:
-        """Forget those of before an update that failed; the lanes are idle."""
+        """Forget those of a window that is given up, and that one of them failed."""
+        if not self._is_closed:
+            self._lanes.grads.forget_failure()
         self._pending.clear()
 
     def close(self) -> None:

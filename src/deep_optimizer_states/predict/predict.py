@@ -337,8 +337,9 @@ def flat_copies(workload: Workload) -> tuple[float, float]:
     """Return the bytes of a gradient that stages 1 and 2 copy to the host, and back, an iteration.
 
     DeepSpeed makes these copies whoever updates. A gradient goes home in fp32 once it is whole,
-    unless its state stays on the device. Stage 2 reduces it in every backward before that too: the 16-bit sum goes home each time, and
-    comes back to be added to; at stage 1 it stays on the device till the last.
+    unless its state stays on the device. Stage 2 reduces it in every backward before that too: the
+    16-bit sum goes home each time, and comes back to be added to; at stage 1 it stays on the device
+    till the last.
     """
     sums = workload.accumulation if workload.stage == 2 and workload.accumulation > 1 else 0
     size = workload.weight_bytes
@@ -404,10 +405,20 @@ def _time(workload: Workload, machine: Machine) -> Choice:
     is_in_time = is_in_time and (workload.stage == 3 or workload.dp == 1)
     if is_in_time and machine.gpus:
         hidden = min(run.seconds, _hidden_s(workload, phases, run))
+        hidden = max(0.0, hidden - _kept_s(workload, machine))
     seconds = run.seconds
     if workload.stage in (1, 2):  # all weights that were updated elsewhere
         seconds += _gather_s(workload, machine)
     return Choice(workload.policy, workload.stride, seconds, hidden, phases.flush_s, run.binding)
+
+
+def _kept_s(workload: Workload, machine: Machine) -> float:
+    """Return what the device needs to step the state that stays there from step to step.
+
+    It reads its memory at full speed meanwhile, which a forward that runs beside it needs as well.
+    """
+    numel = sum(workload.subgroups) * workload.host_share * workload.device_share
+    return numel / rank_of(workload, machine).device_parameters_per_s
 
 
 def _hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:

@@ -21,7 +21,7 @@ from rows_table import CASES, FIRST_CASE
 from seams import (
     StateHomes,
     UpdateWorker,
-    gradients,
+    flushes,
     hooks,
     inside,
     install,
@@ -283,7 +283,7 @@ def raise_in_backward(engine, loss):
 
 def fail_a_flush_in_backward(engine, loss):
     """A gradient's way home fails, and the next gradient of this backward hears of it."""
-    with mock.patch.object(gradients, "copy_all", side_effect=[ZeroDivisionError, None, None]):
+    with mock.patch.object(flushes, "copy_all", side_effect=[ZeroDivisionError, None, None]):
         said = answer(lambda: engine.backward(loss()))
     assert said.startswith("UpdateError: lane grads, gradient flush of parameter"), said
 

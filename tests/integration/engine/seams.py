@@ -4,6 +4,7 @@
 
 from deep_optimizer_states import install, uninstall
 from deep_optimizer_states.adapter import (
+    flushes,
     homes,
     hooks,
     in_flight,
@@ -16,7 +17,7 @@ from deep_optimizer_states.adapter import (
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.update_phase import UpdatePhase
-from deep_optimizer_states.adapter.zero3 import gathers, gradients
+from deep_optimizer_states.adapter.zero3 import gathers
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
 from deep_optimizer_states.core import cache, update_worker as barrier

@@ -205,6 +205,20 @@ def test_of_times_that_are_as_good_as_equal_the_one_that_offloads_less_comes_fir
     assert len({*same}) == 1
 
 
+def test_state_stays_in_the_memory_that_was_given_and_not_in_the_profile_s():
+    machine = load_machine("h200x1")
+    small, large = (
+        next(
+            rung
+            for rung in ladder(SMALL, NodeMemory(1, 1, gib * GIB, 256 * GIB, machine=machine))
+            if rung.name.startswith("stage 2, ") and rung.name.endswith("offloaded, plugin")
+        )
+        for gib in (16, 140)
+    )
+    assert small.prediction.device_share < 0.5
+    assert large.prediction.device_share == 1
+
+
 def test_stock_s_offload_is_never_put_before_what_is_faster_and_leaner():
     place = NodeMemory(1, 1, 40 * GIB, 256 * GIB, machine=load_machine("h200x1"))
     rungs = ladder(dataclasses.replace(SMALL, model=load_model("3B")[0]), place)

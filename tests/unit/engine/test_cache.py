@@ -22,6 +22,7 @@ from engine_updates import (
 from deep_optimizer_states.core import cache as core_cache
 from deep_optimizer_states.core.cache import FIRST_WINDOWS, LATEST_WINDOWS, Budget, Content
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Memory
+from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.policies import LONGEST_WAIT
 
 TILE = 10
@@ -229,6 +230,29 @@ def test_all_is_given_back_when_somebody_elses_allocation_fails(device):
     assert taken == 14 * sum(tile.numel for tile in setup.schedule.tiles)
     assert setup.cache.run_out() == taken
     assert setup.cache.taken_bytes == 0
+
+
+def test_gradients_are_written_where_they_are_kept_until_they_are_brought_home(device):
+    setup = grown(device, order=[0, 2])
+    (run, *_), subgroup = setup.schedule.tiles, setup.subgroups[0]
+    whole = Tile(0, 8, subgroup.numel - 16)
+    assert not setup.cache.keeps_any_grad([whole])
+    step(setup)
+    assert setup.cache.keeps_any_grad([whole])
+    pieces = setup.cache.grads_of(whole, subgroup.grad)
+    assert sum(piece.numel() for piece in pieces) == whole.numel
+    value = torch.arange(whole.numel).to(subgroup.grad.dtype) % 100
+    core_cache.copy_all(pieces, value.split([piece.numel() for piece in pieces]))
+    at_home = subgroup.grad[8 : run.numel]
+    assert (at_home == 1).all(), "it is kept on the device"
+    setup.cache.bring_grads_home([2])
+    assert (at_home == 1).all()
+    setup.cache.bring_grads_home([0])
+    assert torch.equal(subgroup.grad[8:-8], value), "the other tile's was at home"
+    assert not setup.cache.keeps_any_grad([whole])
+    assert list(setup.cache.tiles) == [0, 2], "the state stays"
+    (home,) = setup.cache.grads_of(whole, subgroup.grad)
+    assert home.data_ptr() == subgroup.grad[8:].data_ptr()
 
 
 def test_a_failed_update_loses_no_gradient(device):

@@ -201,8 +201,6 @@ class GradientFlush(Gradients):
 
     @override
     def forget_flushes(self) -> None:
-        if not self._is_closed:
-            self._lanes.grads.forget_failure()
         self._flushed.clear()
         self._flushes.forget()
 
