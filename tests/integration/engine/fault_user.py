@@ -90,6 +90,9 @@ SCENARIOS = {
     "stage 3, saved by two ranks": Scenario(case_of(3), STRIDE, RESHARD, saved_by=2),
     "stage 3, two ranks": Scenario(case_of(3), {**STRIDE, **BACKGROUND}, num_ranks=2),
     "stage 2": Scenario(case_of(2), {**STRIDE, **BACKGROUND}),
+    "stage 2, state on the device": Scenario(
+        case_of(2), {**STRIDE, "device_memory_bytes": 10**4, **BACKGROUND}
+    ),
     "stage 2, two ranks": Scenario(case_of(2), {**STRIDE, **BACKGROUND}, num_ranks=2),
     "stage 1": Scenario(case_of(1), {**STRIDE, **BACKGROUND}),
 }

@@ -13,7 +13,7 @@ from ranks import run_ranks
 WORKER = Path(__file__).with_name("fault_worker.py")
 USER = WORKER.with_name("fault_user.py").read_text()
 SCENARIOS = re.findall(r'^    "(stage .*)": Scenario', USER, re.MULTILINE)
-SAMPLE = {"stage 3, early work": 14, "stage 3, two ranks": 3, "stage 2": 7}
+SAMPLE = {"stage 3, early work": 14, "stage 3, two ranks": 3, "stage 2, state on the device": 7}
 """Points of `make test`, each of another place."""
 BY_DESIGN = {
     r"^OSError at core/host.py:(read_cpu_list|cpu_facts|usable_cores|_read_text)": "the system "
