@@ -14,6 +14,7 @@ import difflib
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,17 +22,35 @@ from typing import Any, NoReturn
 
 from configs.errors import ConfigError
 from configs.files import ROOT, printable
-from deep_optimizer_states import console
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 Options = argparse._ActionsContainer  # a parser, or a group of its options
+COLUMNS = 100
+"""Width of a terminal that every line for the user fits into."""
 _KEPT = "\n\t"
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
-    """Print lines for the user as `console.say` does, without what would change the terminal."""
-    console.say(printable(text, _KEPT))
+    """Print a line for the user, at once; a terminal gets it folded at blanks.
+
+    A path or a command stays whole, and in a file a line stays a line, so that both can be found.
+    """
+    text = printable(text, _KEPT)
+    if sys.stdout.isatty():
+        text = "\n".join(map(_folded, text.split("\n")))
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _folded(line: str) -> str:
+    if len(line) <= COLUMNS:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line, COLUMNS, subsequent_indent=f"{indent}    ", break_long_words=False,
+        break_on_hyphens=False, replace_whitespace=False, drop_whitespace=True,
+    )  # fmt: skip
 
 
 def complain(text: str) -> None:

@@ -22,6 +22,8 @@ _UNNAMED = frozenset(
 """Fields that the name says otherwise, or that others determine."""
 _TOLD_AS = {"global_batch_size": "accumulation"}
 """Unnamed fields, to the one that changes with them."""
+_WHERE = frozenset({"device"})
+"""Fields that say where, not what: named where points differ in them, whoever set them."""
 
 Fields = Mapping[str, Any]
 """Fields of a point by their names, ``model.NAME`` for those of its model; unknown ones are absent
@@ -66,7 +68,7 @@ class Namer:
         keys = dict.fromkeys([*self.study.all_fields, *(key for point in points for key in point)])
         own = {name for name, row in self.study.fields.items() if row.only_some_engines}
         left_out = _UNNAMED | own | {*self.study.set_by_engines}
-        told = {_TOLD_AS.get(name, name) for name in told}
+        told = {_TOLD_AS.get(name, name) for name in told} - _WHERE
         found = [key for key in keys if key not in left_out]
         return [key for key in found if key in told or _varies(points, key)]
 

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.cli import add_json, add_machine, count, number_from_0, say
+from configs.cli import COLUMNS, add_json, add_machine, count, number_from_0, say
 from configs.errors import ConfigError
-from deep_optimizer_states.console import COLUMNS
 from deep_optimizer_states.core.host import HEADROOM
 from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.limits import limits_of

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from configs.cli import COLUMNS
 from configs.errors import ConfigError
 from configs.published import published_of, published_runs, read_published
 from configs.sources import MEASURED, PUBLISHED, SIMULATED
 from configs.study import Result, Study
-from deep_optimizer_states.console import COLUMNS
 from parse.compare import PointComparison
 from parse.records import as_number, as_table, finite
 from parse.run import PointRuns, Run

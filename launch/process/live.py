@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TextIO
 
-from deep_optimizer_states.console import COLUMNS
+from configs.cli import COLUMNS
 from deep_optimizer_states.units import GIB
 from launch.process.watch import LOOK_S, ProgressWatch, duration_text
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.console import say
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.limits import changes_of, limits_of
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
@@ -38,6 +38,10 @@ chosen unless given; also ours).
 Nothing is run: every figure is predicted from the rates of the machine's profile."""
 
 
+COLUMNS = 100
+"""Width of a terminal that every line fits into."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Predict and print.
 
@@ -58,8 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {error}\n")
         return 2
-    say("\n".join(lines))
+    if sys.stdout.isatty():
+        lines = [part for line in lines for part in _folded(line)]
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _folded(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_on_hyphens=False) or [line]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -62,7 +62,7 @@ def test_a_rank_of_padding_alone_looks_at_the_gradients_themselves():
     gradients = object.__new__(GradientFlush)
     gradients._stock = SimpleNamespace(norm_for_param_grads={})
     gradients._layout = SimpleNamespace(owned=frozenset(), numels=[3])
-    gradients._partial, gradients._is_closed = set(), True
+    gradients._partial, gradients._flushes = set(), SimpleNamespace(drain=lambda: None)
     gradients._cache = SimpleNamespace(copy_grads_home=lambda: None)
     gradients._schedule = SimpleNamespace(resident_subgroups={0})
     gradients._on_device = {0: torch.zeros(3)}

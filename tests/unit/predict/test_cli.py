@@ -190,3 +190,15 @@ def test_planning_imports_neither_torch_nor_deepspeed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_gets_lines_folded_and_a_file_gets_them_whole(capsys, monkeypatch):
+    words = ["--model", "7B", "--machine", "h200x1", "--explain"]
+    assert main(["plan", *words]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["plan", *words]) == 0
+    folded = capsys.readouterr().out
+    longest = [max(map(len, text.splitlines())) for text in (folded, whole)]
+    assert longest[0] <= 100 < longest[1]
+    assert folded.split() == whole.split()
