@@ -157,7 +157,8 @@ class Playing:
             return wrong[0][0], more | {"wrong": wrong}
         told = "".join(found["said"]) + outputs[job[1]]
         # Of a thread that has ended without a word that alone can be told.
-        if MARK not in told and not (job[0].error == "SystemExit" and "has ended" in told):
+        is_gone = "has ended" in told or "its thread is gone" in told
+        if MARK not in told and not (job[0].error == "SystemExit" and is_gone):
             return "silent", more
         return "new engine" if found["new engine"] else "ok", {}
 
