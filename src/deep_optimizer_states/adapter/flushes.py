@@ -9,12 +9,16 @@ from torch import Tensor
 
 from deep_optimizer_states.core.cache import copy_all
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
+from deep_optimizer_states.errors import UpdateError
 
 _FP32_BYTES = 4
 
 
 class Flushes:
     """Sends gradients home, or to the places of cached tiles, and bounds how many are under way.
+
+    Attributes:
+        have_failed: Whether somebody who waited for them heard that one has not arrived.
 
     Args:
         lanes: What they are sent on.
@@ -26,6 +30,7 @@ class Flushes:
         # As much in flight as stock allows: about two buckets of gradients in fp32.
         self._pending = PendingBytes(2 * bucket_numel * _FP32_BYTES)
         self._is_closed = False
+        self.have_failed = False
 
     def send(self, name: str, value: Tensor, homes: Sequence[Tensor]) -> Event:
         """Send a gradient that backward has just made.
@@ -46,15 +51,25 @@ class Flushes:
         return sent
 
     def drain(self) -> None:
-        """Wait until all have arrived."""
-        if not self._is_closed:
+        """Wait until all have arrived.
+
+        Raises:
+            UpdateError: One has not.
+        """
+        if self._is_closed:
+            return
+        try:
             self._lanes.grads.record().synchronize()
+        except UpdateError:
+            self.have_failed = True
+            raise
 
     def forget(self) -> None:
         """Forget those of a window that is given up, and that one of them failed."""
         if not self._is_closed:
             self._lanes.grads.forget_failure()
         self._pending.clear()
+        self.have_failed = False
 
     def close(self) -> None:
         """Stop waiting for any: the lanes are about to end."""

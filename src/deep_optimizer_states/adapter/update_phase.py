@@ -68,6 +68,11 @@ class Gradients:
         """
         return {}
 
+    @property
+    def have_failed(self) -> bool:
+        """Return whether somebody heard that a gradient of this window has not arrived."""
+        return False
+
     def drain(self) -> None:
         """Wait until every gradient is at home."""
         return
@@ -241,6 +246,11 @@ class UpdatePhase:
                 self._homes.return_home()
             if is_whole:
                 background.forget_failure()
+
+    @property
+    def has_lost_gradients(self) -> bool:
+        """Return whether somebody heard that a gradient of this window has not arrived."""
+        return self._gradients.have_failed
 
     def forget_flushes(self) -> None:
         """Forget the flushes of a window that is given up, and that one of them failed."""
@@ -506,7 +516,13 @@ class InterleavedOptimizer:
 
         DeepSpeed's own optimizer collects and counts on then, and after a load too.
         """
-        return self.background.has_failed or self._backward_active_depth > 0
+        return self.background.has_failed or self._is_window_lost
+
+    @property
+    def _is_window_lost(self) -> bool:
+        update: UpdatePhase | None = self.__dict__.get("_update")
+        is_lost = update is not None and update.has_lost_gradients
+        return is_lost or self._backward_active_depth > 0
 
     def _refuse_half_a_backward(self) -> None:
         """Refuse to add gradients of a backward that was cut short to others, or to step by them.
@@ -522,8 +538,8 @@ class InterleavedOptimizer:
             )
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Drop gradients as stock does; of a backward that was cut short, all that it left."""
-        if self._backward_active_depth > 0 and not is_in_backward():
+        """Drop gradients as stock does; of a window that is not whole, all that it left."""
+        if self._is_window_lost and not is_in_backward():
             self._forget_window()
         stock: Any = super()
         stock.zero_grad(*args, **kwargs)

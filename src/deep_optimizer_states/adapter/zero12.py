@@ -570,6 +570,11 @@ class LateScaled(Gradients):
         part = self._slices[subgroup]
         return part.of(self._grads[part.master])
 
+    @property
+    @override
+    def have_failed(self) -> bool:
+        return self._flushes.have_failed
+
     @override
     def drain(self) -> None:
         self._flushes.drain()

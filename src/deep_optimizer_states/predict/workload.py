@@ -336,9 +336,8 @@ def workload_of_json(
         "subgroup_numel": 1_000_000_000,  # DeepSpeed's own
     }
     if block.get("enabled"):
-        names = {"ratio": "offload_ratio"}
+        names = {"ratio": "offload_ratio", "device_memory_bytes": "device_memory_bytes"}
         names |= {n: n for n in ("policy", "stride", "tile_numel", "just_in_time_forward")}
-        names |= {"device_memory_bytes": "device_memory_bytes"}
         own = {field: block[name] for name, field in names.items() if name in block}
         fields |= {"software": None, "offload_ratio": 1.0, "device_memory_bytes": AUTO, **own}
         if fields["stage"] in (1, 2):  # where stock has no subgroups, and its default no meaning

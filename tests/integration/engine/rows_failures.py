@@ -15,6 +15,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from deepspeed.utils import safe_get_full_grad
 from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes_left, play, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
@@ -281,10 +282,22 @@ def raise_in_backward(engine, loss):
     assert said == "ZeroDivisionError: the user's own"
 
 
-def fail_a_flush_in_backward(engine, loss):
-    """A gradient's way home fails, and the next gradient of this backward hears of it."""
-    with mock.patch.object(flushes, "copy_all", side_effect=[ZeroDivisionError, None, None]):
-        said = answer(lambda: engine.backward(loss()))
+def fail_a_flush(engine, loss, is_heard_in_backward):
+    """A gradient's way home fails, and the next gradient hears of it, or whoever looks at one."""
+    may_fail = threading.Event()
+
+    def fail(_targets, _sources):
+        assert may_fail.wait(60)
+        raise ZeroDivisionError
+
+    with mock.patch.object(flushes, "copy_all", fail):
+        if is_heard_in_backward:
+            may_fail.set()
+            said = answer(lambda: engine.backward(loss()))
+        else:
+            engine.backward(loss())
+            may_fail.set()
+            said = answer(lambda: safe_get_full_grad(engine.module.layers[0].weight))
     assert said.startswith("UpdateError: lane grads, gradient flush of parameter"), said
 
 
@@ -337,23 +350,26 @@ for stage in (1, 2, 3):
         )
 
 
-for gives_up in (True, False):
+for is_heard_in_backward, gives_up in itertools.product((True, False), (True, False)):
 
     @ROWS.check(
-        "a gradient's flush that fails in backward, and "
-        + ("the batch is given up" if gives_up else "a checkpoint is loaded"),
+        "a gradient's flush that fails, heard of "
+        + ("in backward" if is_heard_in_backward else "by a look at gradients")
+        + (", and the batch is given up" if gives_up else ", and a checkpoint is loaded"),
+        is_heard_in_backward=is_heard_in_backward,
         gives_up=gives_up,
     )
-    def fail_a_flush(folder, gives_up):
+    def go_on_after_a_flush(folder, is_heard_in_backward, gives_up):
         """The lane works again; with buckets of one gradient each waits for its flush."""
-        case = STAGE_3.changed(zero={"reduce_bucket_size": 1}, accumulation=1)
+        zero = {"reduce_bucket_size": 1} if is_heard_in_backward else {}
+        case = STAGE_3.changed(zero=zero, accumulation=1)
 
         def act(trial, fails):
             engine = trial.open(case)
             trial.train(engine, 2)
             engine.save_checkpoint(folder / f"{fails}", "two")
             if fails:
-                fail_a_flush_in_backward(engine, lambda: trial.loss(engine))
+                fail_a_flush(engine, lambda: trial.loss(engine), is_heard_in_backward)
             if gives_up:
                 engine.optimizer.zero_grad()
             else:

@@ -195,6 +195,11 @@ class GradientFlush(Gradients):
         if is_boundary:
             self._on_final(ds_id)
 
+    @property
+    @override
+    def have_failed(self) -> bool:
+        return self._flushes.have_failed
+
     @override
     def drain(self) -> None:
         self._flushes.drain()
