@@ -16,8 +16,8 @@ from configs import cli
 from configs.cli import Parser, count, duration
 from configs.schema import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
+from launch.backends import OWN_TRAINER, TRAINERS
 from launch.launchers import KINDS, TORCHRUN
-from launch.trainers import OWN_TRAINER, TRAINERS
 
 NOT_OF_SWEEPS = ("name", "model", "engine")
 """Fields that tell a sweep's points apart, and are no options of it."""

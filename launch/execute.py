@@ -13,6 +13,7 @@ from configs.cli import say
 from configs.files import ROOT, last_lines
 from configs.schema import Point
 from launch import identity
+from launch.backends.protocol import Trainer
 from launch.feasibility import probe_machine, runs_on_gpu
 from launch.launchers import EXTENSIONS_VARIABLE, extensions_folder
 from launch.ops import ready_extensions
@@ -31,7 +32,6 @@ from launch.records import (
     runs_of_this_process,
 )
 from launch.task import RunOptions, Task
-from launch.trainers.protocol import Trainer
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from launch.records import Record
 from launch.simulate.workloads import workload_of
 
 if TYPE_CHECKING:  # trainers ask this module where their ranks run
+    from launch.backends.protocol import Trainer
     from launch.task import RunOptions
-    from launch.trainers.protocol import Trainer
 
 MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""

@@ -6,12 +6,12 @@ goes to stdout, ``metrics.jsonl`` into the run folder.
 
 from __future__ import annotations
 
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave
+from launch.train_loop.runfile import Ranks, RunFile, run_and_leave
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
     """Train as one of the run's ranks."""
-    from launch.trainer.deepspeed_adapter import train
+    from launch.train_loop.deepspeed_adapter import train
 
     train(run, ranks)
 

@@ -6,12 +6,12 @@ and the block ``optimus_cc`` count here. The log goes to stdout, ``metrics.jsonl
 
 from __future__ import annotations
 
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave
+from launch.train_loop.runfile import Ranks, RunFile, run_and_leave
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
     """Train as one of the run's ranks."""
-    from launch.trainer.pipeline_adapter import train
+    from launch.train_loop.pipeline_adapter import train
 
     train(run, ranks)
 

@@ -16,6 +16,7 @@ from configs.study import Study
 from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
+from launch.backends import trainer_of
 from launch.choose import choose_points
 from launch.data import with_data
 from launch.feasibility import (
@@ -43,7 +44,6 @@ from launch.sweep_runner import (
     write_index,
 )
 from launch.task import RunOptions
-from launch.trainers import trainer_of
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:

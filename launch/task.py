@@ -13,12 +13,12 @@ from configs.schema import Point
 from configs.study import Study
 from dataset.embedded import EMBEDDED
 from launch import identity, launchers
+from launch.backends import OWN_TRAINER, trainer_of
+from launch.backends.protocol import Trainer
 from launch.data import data_prefix, data_record, is_embedded, prepared, require_vocabulary
 from launch.launchers import THIS_MACHINE, Launcher
 from launch.process.machine_lock import turn
 from launch.records import results_of
-from launch.trainers import OWN_TRAINER, trainer_of
-from launch.trainers.protocol import Trainer
 
 
 @dataclass(frozen=True)

@@ -232,16 +232,16 @@ def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | N
     same = [g for g in groups if g.engine == group.study.reference and g.key == group.key]
     exact = [g for g in same if g.preferred == group.preferred] or same
     found = next((g for g in exact if g.finished), exact[0] if exact else None)
-    campaigns = {run.campaign for run in group.runs}
-    near = [run for run in found.finished if run.campaign in campaigns] if found else []
+    sweep_dirs = {run.sweep_dir for run in group.runs}
+    near = [run for run in found.finished if run.sweep_dir in sweep_dirs] if found else []
     return replace(found, runs=near) if found and near else found
 
 
 def pair_up(group: PointRuns, reference: PointRuns | None, warmup: int) -> list[Pair]:
     """Hold each run of a point against a run of the reference, in the order of the runs.
 
-    The same repeat of the same campaign where it finished; else any that did: all of one seed and
-    data compute the same.
+    The same repeat in the same sweep's folder where it finished; else any that did: all of one
+    seed and data compute the same.
     """
     pairs = []
     for position, run in enumerate(group.runs):
@@ -267,7 +267,7 @@ def _judged(run: Run, reference: Run, warmup: int) -> Pair:
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
-    """The run of the reference that is nearest: finished, of the same campaign, the same repeat."""
+    """The run of the reference that is nearest: finished, in the same folder, the same repeat."""
     if reference is None:
         return None
     seed = run.settings.get("seed")
@@ -278,7 +278,7 @@ def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None
     def distance(numbered: tuple[int, Run]) -> tuple[bool, bool, bool, int]:
         place, other = numbered
         is_repeat = run.repeat is not None and other.repeat == run.repeat
-        is_done, is_near = other in reference.finished, other.campaign == run.campaign
+        is_done, is_near = other in reference.finished, other.sweep_dir == run.sweep_dir
         return (not is_done, not is_near, not is_repeat, abs(place - position))
 
     return min(enumerate(candidates), key=distance)[1] if candidates else None

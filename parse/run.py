@@ -91,7 +91,7 @@ class Run:
         return [sample for sample in found if sample["time_s"] is not None]
 
     @property
-    def campaign(self) -> Path:
+    def sweep_dir(self) -> Path:
         """Folder of what was measured together: of the sweep, or the one that a lone log lies in.
 
         A run lies in ``SWEEP/POINT/RUN``.
@@ -467,7 +467,7 @@ class PointRuns:
 
     @property
     def finished(self) -> list[Run]:
-        """Runs whose times count, by campaign, seed and repeat."""
+        """Runs whose times count, by sweep folder, seed and repeat."""
         return sorted((r for r in self.runs if r.finished and r.log.iterations), key=_place)
 
     @property
@@ -496,7 +496,7 @@ def group_points(runs: Sequence[Run]) -> list[PointRuns]:
 
 
 def _place(run: Run) -> tuple[str, str, int]:
-    return str(run.campaign), str(run.settings.get("seed")), run.repeat or 0
+    return str(run.sweep_dir), str(run.settings.get("seed")), run.repeat or 0
 
 
 def _point_key(run: Run) -> str:

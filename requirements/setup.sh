@@ -136,7 +136,7 @@ replace_wheels_of_other_pythons() {
 # what the main job imports takes six seconds, everything takes a minute.
 import_once() {
   local said modules="deepspeed, torch._dynamo, megatron.core.datasets.gpt_dataset"
-  modules+=", megatron.core.models.gpt.gpt_layer_specs, launch.trainer.deepspeed_adapter"
+  modules+=", megatron.core.models.gpt.gpt_layer_specs, launch.train_loop.deepspeed_adapter"
   modules+=", launch.sweep, parse.report, plots.__main__"
   said=$(PYTHONPATH=$here/.. "$venv/bin/python" -W ignore -c "import $modules" 2>&1) ||
     failed $? "what was installed cannot be imported: $said"

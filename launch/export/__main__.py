@@ -18,7 +18,7 @@ from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Model
 from dataset import manifest
-from launch.trainer.checkpoint import Checkpoint, find_checkpoint
+from launch.train_loop.checkpoint import Checkpoint, find_checkpoint
 
 END_OF_DOCUMENT = "<|endoftext|>"
 

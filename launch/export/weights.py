@@ -15,9 +15,9 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.schema import Model
-from launch.trainer.checkpoint import Checkpoint
-from launch.trainer.model import DTYPES, EMBEDDING_STD
-from launch.trainer.pipeline_adapter import file_name, read_shard
+from launch.train_loop.checkpoint import Checkpoint
+from launch.train_loop.model import DTYPES, EMBEDDING_STD
+from launch.train_loop.pipeline_adapter import file_name, read_shard
 
 LAYER_NORM_EPSILON = 1e-5
 """megatron-core's default, which the trainers leave as it is."""

@@ -36,7 +36,7 @@ from launch.cli import Asked
 from launch.identity import settings_key
 from launch.records import SCHEMA_VERSION, results_of, sweep_dir
 from launch.simulate.workloads import PAPER_MACHINES, workload_of
-from launch.trainer.recorder import flops_per_iteration
+from launch.train_loop.recorder import flops_per_iteration
 
 NOT_SIMULATED = {
     "loss": "nothing is trained, so there is no loss",

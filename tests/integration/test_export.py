@@ -14,8 +14,8 @@ from configs.study import load_study
 from dataset import indexed
 from dataset.tokenizer import ByteLevelBpe
 from launch.export import __main__ as export, weights as exported_weights
-from launch.trainer.checkpoint import find_checkpoint
-from launch.trainer.model import DTYPES
+from launch.train_loop.checkpoint import find_checkpoint
+from launch.train_loop.model import DTYPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")

@@ -7,9 +7,9 @@ import pytest
 from trainer_runs import PIPELINE, events_of, train_pipelines
 
 from configs.study import load_study
+from launch.backends.own import PipelineTrainer
 from launch.simulate.workloads import gpt_of
-from launch.trainer.checkpoint import find_checkpoint
-from launch.trainers.own import PipelineTrainer
+from launch.train_loop.checkpoint import find_checkpoint
 from optimus_cc import Settings
 from optimus_cc.predict import ELEMENT_BYTES, Costs, Workload, predict
 

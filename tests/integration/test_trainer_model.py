@@ -14,7 +14,7 @@ PAPER_SUBGROUPS = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import torch
-from launch.trainer import megatron_cpu, model
+from launch.train_loop import megatron_cpu, model
 from configs.schema import Point
 from configs.study import default_study
 megatron_cpu.apply()
@@ -79,9 +79,9 @@ warnings.simplefilter("ignore")
 import torch
 from configs.study import default_study, make_point
 from launch.ds_json import deepspeed_config
-from launch.trainer import deepspeed_adapter
-from launch.trainer.runfile import RunFile, ranks_from_environment
-from launch.trainer.runtime import distributed
+from launch.train_loop import deepspeed_adapter
+from launch.train_loop.runfile import RunFile, ranks_from_environment
+from launch.train_loop.runtime import distributed
 ranks_from_environment({}).export(__import__("os").environ)
 point = make_point({"model": "tiny", "device": "cpu"})
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())

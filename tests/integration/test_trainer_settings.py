@@ -7,7 +7,7 @@ from trainer_runs import MODEL, train_together, write_run
 
 from configs.schema import Model
 from configs.study import default_study
-from launch.trainers import OWN_TRAINER
+from launch.backends import OWN_TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -20,8 +20,8 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed as dist
 
 from configs.schema import Model, Point
-from launch.trainer import megatron_cpu
-from launch.trainer.model import make_gpt
+from launch.train_loop import megatron_cpu
+from launch.train_loop.model import make_gpt
 from optimus_cc import (
     GradientReduction,
     Kind,

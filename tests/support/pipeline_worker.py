@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from configs.errors import ConfigError
-from launch.trainer.checkpoint import find_checkpoint
-from launch.trainer.runfile import ranks_from_environment, read_run_file
+from launch.train_loop.checkpoint import find_checkpoint
+from launch.train_loop.runfile import ranks_from_environment, read_run_file
 
 
 def main(arguments):
-    from launch.trainer import pipeline_adapter
+    from launch.train_loop import pipeline_adapter
 
     adapter = pipeline_adapter.PipelineAdapter
     results = adapter.results

@@ -14,8 +14,8 @@ from ranks import free_port, run_ranks
 
 from configs.study import Study, default_study
 from dataset import indexed
-from launch.trainers import OWN_TRAINER
-from launch.trainers.own import PipelineTrainer
+from launch.backends import OWN_TRAINER
+from launch.backends.own import PipelineTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {

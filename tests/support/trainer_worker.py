@@ -10,15 +10,15 @@ import os
 import sys
 from pathlib import Path
 
-from launch.trainer.checkpoint import find_checkpoint
-from launch.trainer.recorder import Recorder
-from launch.trainer.runfile import ranks_from_environment, read_run_file
+from launch.train_loop.checkpoint import find_checkpoint
+from launch.train_loop.recorder import Recorder
+from launch.train_loop.runfile import ranks_from_environment, read_run_file
 
 
 def main(arguments):
     ranks = ranks_from_environment(os.environ)
     ranks.export(os.environ)
-    from launch.trainer.runtime import distributed
+    from launch.train_loop.runtime import distributed
 
     words = [argument.partition("=")[::2] for argument in arguments]
     with distributed(read_run_file(Path(words[0][0])).point, ranks) as device:
@@ -34,9 +34,9 @@ def train(run, ranks, device):
     from deepspeed.accelerator import get_accelerator
     from megatron.core.models.gpt import gpt_layer_specs
 
-    from launch.trainer.deepspeed_adapter import DeepSpeedAdapter, num_local_parameters
-    from launch.trainer.loop import iterate
-    from launch.trainer.runtime import seed_everything
+    from launch.train_loop.deepspeed_adapter import DeepSpeedAdapter, num_local_parameters
+    from launch.train_loop.loop import iterate
+    from launch.train_loop.runtime import seed_everything
 
     if device.type == "cpu":
         # DeepSpeed's CPU accelerator says no to fp16 on most processors, and torch computes in it

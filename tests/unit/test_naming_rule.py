@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("configs", "launch", "parse", "plots", "benchmarks")
 """Folders whose Python is held to the rule."""
 OWN_WORDS = {
-    "launch/trainer": "trainers may know what they train with",
-    "launch/trainers": "trainers may know what they train with",
+    "launch/train_loop": "trainers may know what they train with",
+    "launch/backends": "trainers may know what they train with",
     "launch/frameworks": "trainers may know what they train with",
     "launch/cli.py": "answers Megatron's options by their names",
     "launch/config_n_run.py": "the paper's flags",

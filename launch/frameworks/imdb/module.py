@@ -31,7 +31,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler
 
 from launch.frameworks.imdb.reviews import Split, TokenizedReviews
-from launch.trainer.runtime import leave_shm_out
+from launch.train_loop.runtime import leave_shm_out
 
 NUM_CLASSES = 2
 DECAY = 0.6

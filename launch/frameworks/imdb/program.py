@@ -5,7 +5,7 @@ RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it (docs
 
 from __future__ import annotations
 
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave
+from launch.train_loop.runfile import Ranks, RunFile, run_and_leave
 
 
 def train(run: RunFile, ranks: Ranks) -> None:

@@ -28,10 +28,10 @@ from launch.frameworks.imdb.module import (
     strategy_of,
 )
 from launch.loggers import of_lightning
-from launch.trainer.loop import Digests, PhaseClock, device_name, end_fields, state_digests
-from launch.trainer.recorder import Iteration, Recorder, finite_or_none
-from launch.trainer.runfile import Ranks, RunFile
-from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
+from launch.train_loop.loop import Digests, PhaseClock, device_name, end_fields, state_digests
+from launch.train_loop.recorder import Iteration, Recorder, finite_or_none
+from launch.train_loop.runfile import Ranks, RunFile
+from launch.train_loop.runtime import choose_device, plugin_installed, remember_cpu_info
 
 _WARMUP = 2
 """First iterations that the median of the seconds per batch leaves out."""

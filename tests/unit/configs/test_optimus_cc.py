@@ -6,7 +6,7 @@ import pytest
 
 from configs.study import load_study
 from configs.sweep import load_sweep, sweep_names
-from launch.trainers.own import PipelineTrainer
+from launch.backends.own import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.sizes import packed_bytes, pair_numel
 

@@ -6,10 +6,10 @@ from configs.published import published_runs, read_published
 from configs.study import load_study, make_point
 from configs.sweep import load_sweep
 from deep_optimizer_states.config import read_settings
+from launch.backends import OWN_TRAINER
 from launch.ds_json import deepspeed_config
 from launch.feasibility import Host, shortages
 from launch.sweep import build_parser, make_plan
-from launch.trainers import OWN_TRAINER
 
 PEERS = load_study("peers")
 GIB = 2**30

@@ -16,9 +16,9 @@ KNOW_DEEPSPEED = {*(PLUGIN / "adapter").rglob("*.py"), PLUGIN / "state_reader.py
 KNOW_ONE_THING = {
     ("benchmarks/memory/rank.py", "ds_numel"),
     ("benchmarks/memory/rank.py", "ds_tensor"),
-    ("launch/trainer/deepspeed_adapter.py", "_config"),
-    ("launch/trainer/deepspeed_adapter.py", "ds_numel"),
-    ("launch/trainer/runtime.py", "deepspeed.runtime.zero.muon.muon_optimizer"),
+    ("launch/train_loop/deepspeed_adapter.py", "_config"),
+    ("launch/train_loop/deepspeed_adapter.py", "ds_numel"),
+    ("launch/train_loop/runtime.py", "deepspeed.runtime.zero.muon.muon_optimizer"),
 }
 """What others know of them: a partitioned parameter's size and tensor, a switch of memory lines,
 and a module that is slow to import."""

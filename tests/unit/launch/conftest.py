@@ -7,10 +7,10 @@ from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import task as task_module
+from launch.backends.own import OwnTrainer
 from launch.feasibility import HALF_TYPES, Host
 from launch.sweep_runner import SweepPlan
 from launch.task import RunOptions
-from launch.trainers.own import OwnTrainer
 
 FAKES = Path(__file__).resolve().parent / "fakes"
 CPU = Host(20 * GIB)

@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import ConfigError
 from launch.export.weights import merge
-from launch.trainer.checkpoint import Checkpoint
+from launch.train_loop.checkpoint import Checkpoint
 
 
 def test_tensor_parallel_parts_are_refused(monkeypatch):

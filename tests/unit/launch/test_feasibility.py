@@ -10,6 +10,9 @@ from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory import GIB
 from launch import feasibility, links
+from launch.backends import OWN_TRAINER, TRAINERS
+from launch.backends.megatron_deepspeed import MegatronDeepSpeed
+from launch.backends.own import OwnTrainer
 from launch.feasibility import (
     HALF_TYPES,
     NO_PRODUCT,
@@ -24,9 +27,6 @@ from launch.identity import settings_key
 from launch.launchers import Launcher
 from launch.sweep import build_parser, make_plan
 from launch.task import RunOptions
-from launch.trainers import OWN_TRAINER, TRAINERS
-from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
-from launch.trainers.own import OwnTrainer
 
 LAPTOP = Host(host_free_bytes=12 * GIB)
 H100_NODE = Host(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)

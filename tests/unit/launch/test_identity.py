@@ -110,7 +110,9 @@ def test_files_are_those_that_a_program_imports_and_no_others(checkout):
 
 def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
     files = code_of([TRAINER_MODULE])
-    assert {"launch/pretrain_gpt.py", "launch/trainer/loop.py", "configs/schema.py"} <= set(files)
+    assert {"launch/pretrain_gpt.py", "launch/train_loop/loop.py", "configs/schema.py"} <= set(
+        files
+    )
     assert any(name.endswith("zero3/optimizer.py") for name in files)
     assert any(name.endswith("host_adam.cpp") for name in files)
     assert not any(name.startswith(("parse/", "plots/", "launch/sweep")) for name in files)

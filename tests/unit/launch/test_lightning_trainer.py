@@ -9,12 +9,12 @@ from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
 from launch import cli
+from launch.backends import trainer_of
+from launch.backends.own import LIGHTNINGS_OWN, LightningTrainer
 from launch.data import look_at
 from launch.frameworks.imdb import reviews
 from launch.sweep import main
 from launch.task import RunOptions, Task
-from launch.trainers import trainer_of
-from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer
 
 STUDY = load_study("imdb")
 TRAINER = LightningTrainer()

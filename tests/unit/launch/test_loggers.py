@@ -10,8 +10,8 @@ from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.study import load_study, make_point
 from launch import cli, loggers
-from launch.trainers import trainer_of
-from launch.trainers.own import LightningTrainer, OwnTrainer, PipelineTrainer
+from launch.backends import trainer_of
+from launch.backends.own import LightningTrainer, OwnTrainer, PipelineTrainer
 
 
 def trainer(*words, study=None):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from configs.study import make_point
+from launch.backends.megatron_deepspeed import MegatronDeepSpeed, megatron_flags
 from launch.ds_json import deepspeed_config
-from launch.trainers.megatron_deepspeed import MegatronDeepSpeed, megatron_flags
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron"
 FILES = Path("/run"), "/data/text_document"

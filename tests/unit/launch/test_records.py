@@ -81,7 +81,7 @@ def test_what_is_run_after_what_was_run(folder, before, why, again):
 
 
 def facts(code="1", torch="2.13", cores=2):
-    files = {"launch/trainer/loop.py": code, "launch/trainer/log.py": "1"}
+    files = {"launch/train_loop/loop.py": code, "launch/train_loop/log.py": "1"}
     versions = {"torch": torch, "numpy": "2"}
     return {
         "code": code_facts(files, "settings"),
@@ -95,10 +95,10 @@ def facts(code="1", torch="2.13", cores=2):
 @pytest.mark.parametrize(
     ("older", "why"),
     [
-        (facts(code="0"), "code changed: launch/trainer/loop.py"),
+        (facts(code="0"), "code changed: launch/train_loop/loop.py"),
         (facts(torch="2.12"), "torch was 2.12, is 2.13"),
         (facts(cores=4), "processor changed"),
-        (facts(code="0", cores=4), "code changed: launch/trainer/loop.py; processor changed"),
+        (facts(code="0", cores=4), "code changed: launch/train_loop/loop.py; processor changed"),
         (facts() | {"code": code_facts(facts()["code"]["files"], "other")},
          "DeepSpeed's JSON, arguments or variables changed"),
     ],

@@ -42,7 +42,7 @@ def run(checkout, *flags, **environment):
     folder, packages = checkout
     command = [
         sys.executable,
-        str(ROOT / "launch" / "trainers" / "run_megatron.py"),
+        str(ROOT / "launch" / "backends" / "run_megatron.py"),
         str(folder),
         *flags,
     ]

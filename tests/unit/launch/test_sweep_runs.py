@@ -63,11 +63,11 @@ def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatc
 
 
 def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, monkeypatch, capsys):
-    code, why = {"launch/trainer/loop.py": "0"}, "code changed: launch/trainer/loop.py"
+    code, why = {"launch/train_loop/loop.py": "0"}, "code changed: launch/train_loop/loop.py"
     monkeypatch.setattr(task_module.identity, "code_of", lambda _entries: code)
     run_all(plan(fake_trainer("ok")), Request())
     assert "[1/3] tiny stock: started\n" in capsys.readouterr().out
-    code["launch/trainer/loop.py"] = "1"
+    code["launch/train_loop/loop.py"] = "1"
     run_all(plan(fake_trainer("ok")), Request(chosen=frozenset()))
     runs = index_of(plan(fake_trainer("ok")))["runs"]
     assert [run["older"] for run in runs] == [why] * 3

@@ -7,8 +7,8 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import load_study
 from launch import run
+from launch.backends.own import OwnTrainer, read_user_json
 from launch.ds_json import deepspeed_config
-from launch.trainers.own import OwnTrainer, read_user_json
 
 STUDY = load_study("zero-ladder")
 POINT = STUDY.make_point(

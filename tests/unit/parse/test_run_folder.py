@@ -131,11 +131,13 @@ def test_results_under_earlier_names_of_engines_are_read(sweep_writer, tmp_path,
 def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_path):
     folder = sweep_writer.write()
     index = json.loads((folder / "sweep.json").read_text())
-    index["runs"][1]["older"] = "code changed: launch/trainer/loop.py"
+    index["runs"][1]["older"] = "code changed: launch/train_loop/loop.py"
     edit(folder / "sweep.json", **index)
     assert report_main([str(folder)]) == 0
     marks = [row["older"] for row in rows(folder / "tables" / "runs.csv")]
-    assert marks == ["", "code changed: launch/trainer/loop.py", ""]
+    assert marks == ["", "code changed: launch/train_loop/loop.py", ""]
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")
-        assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name
+        assert text.count("result of older code: code changed: launch/train_loop/loop.py") == 1, (
+            name
+        )

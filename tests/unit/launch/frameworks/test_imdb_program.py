@@ -23,8 +23,8 @@ from launch.frameworks.imdb.module import (
 )
 from launch.frameworks.imdb.reviews import TokenizedReviews
 from launch.frameworks.imdb.train import Recording, make_trainer
-from launch.trainer.recorder import Recorder
-from launch.trainer.runfile import RunFile, ranks_from_environment
+from launch.train_loop.recorder import Recorder
+from launch.train_loop.runfile import RunFile, ranks_from_environment
 
 PAD, END = 1, 2
 SHAPE = Shape(hidden=16, ffn=32, layers=2, heads=4, max_length=12, dropout=0.0)

@@ -156,7 +156,7 @@ def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
     assert "stock has another iterations (10 for 7)" in item.withheld
 
 
-def test_a_campaigns_own_reference_goes_before_those_of_others(lone_logs):
+def test_a_sweeps_own_reference_goes_before_those_of_others(lone_logs):
     other = tuple(loss + 0.25 for loss in LONG)
     logs = [("a", "stock", other), ("b", "stock", LONG), ("b", "stride", LONG)]
     (item,), runs = lone_logs(*logs)
@@ -167,7 +167,7 @@ def test_a_campaigns_own_reference_goes_before_those_of_others(lone_logs):
     assert item.reference.runs == [runs[0]]
 
 
-def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_writer, tmp_path):
+def test_repeats_of_two_sweeps_are_paired_each_in_its_own(gpu_sweep, sweep_writer, tmp_path):
     folders, lower = [], tuple(loss - 0.5 for loss in SHORT)
     for name, losses in (("b", lower), ("a", SHORT)):
         sweep_writer.folder = tmp_path / name
@@ -179,8 +179,8 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
     (item,) = compare_points(runs, 1)
     assert (item.equality, item.withheld) == ("equal", "")
     assert item.ratios["iteration"].paired
-    assert {(p.run.campaign, p.run.repeat) for p in item.pairs} == {
-        (p.reference.campaign, p.reference.repeat) for p in item.pairs
+    assert {(p.run.sweep_dir, p.run.repeat) for p in item.pairs} == {
+        (p.reference.sweep_dir, p.reference.repeat) for p in item.pairs
     }
     assert len(item.pairs) == 4
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from configs.schema import Model, Point
-from launch.trainer import deepspeed_adapter, loop
-from launch.trainer.loop import PeakMemory, learning_rate
-from launch.trainer.runtime import eager_imports
+from launch.train_loop import deepspeed_adapter, loop
+from launch.train_loop.loop import PeakMemory, learning_rate
+from launch.train_loop.runtime import eager_imports
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
 CPU = torch.device("cpu")

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Self
 from configs.errors import ConfigError
 from configs.files import last_lines
 from configs.schema import Point
+from launch.backends.protocol import Trainer
 from launch.ds_json import deepspeed_config
 from launch.feasibility import Host, probe_machine, runs_on_gpu
 from launch.identity import git_state
 from launch.launchers import Program
 from launch.records import RunFolder
-from launch.trainers.protocol import Trainer
 
 _SCRIPT = Path(__file__).with_name("run_megatron.py")
 _CONSUMED = re.compile(r"\| consumed samples:\s*(\d+) \|")

@@ -20,7 +20,7 @@ from configs.files import read_given_json
 from configs.schema import Point
 from configs.study import default_study, study_from
 from launch.loggers import PACKAGES, log_to, set_wandb
-from launch.trainer.checkpoint import Checkpoint, find_checkpoint
+from launch.train_loop.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 2
 COMPRESSION = "optimus_cc"

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from configs.schema import Point
 from launch.loggers import monitor_blocks
-from launch.trainer import loop
-from launch.trainer.checkpoint import random_states, set_random_states
-from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PeakMemory, PhaseClock, learning_rate, state_digests
-from launch.trainer.model import causal_mask, make_gpt, rotary_frequencies
-from launch.trainer.recorder import Iteration, Recorder
-from launch.trainer.runfile import Ranks, RunFile
-from launch.trainer.runtime import plugin_installed, spare_garbage_collector
+from launch.train_loop import loop
+from launch.train_loop.checkpoint import random_states, set_random_states
+from launch.train_loop.data import MicroBatch, MicroBatches, build_samples
+from launch.train_loop.loop import Digests, PeakMemory, PhaseClock, learning_rate, state_digests
+from launch.train_loop.model import causal_mask, make_gpt, rotary_frequencies
+from launch.train_loop.recorder import Iteration, Recorder
+from launch.train_loop.runfile import Ranks, RunFile
+from launch.train_loop.runtime import plugin_installed, spare_garbage_collector
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from launch.trainer import megatron_cpu
+from launch.train_loop import megatron_cpu
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from configs.study import load_study
-from launch.trainer import pipeline_adapter
-from launch.trainer.loop import learning_rate
-from launch.trainer.pipeline_adapter import COMMUNICATION, Optimizer, PipelineAdapter
+from launch.train_loop import pipeline_adapter
+from launch.train_loop.loop import learning_rate
+from launch.train_loop.pipeline_adapter import COMMUNICATION, Optimizer, PipelineAdapter
 from optimus_cc import Kind
 from optimus_cc.error_statistics import STATISTICS
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.trainer.runfile import RunFile
+from launch.train_loop.runfile import RunFile
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import Model, Point
 from configs.study import default_study, make_point
-from launch.trainer.recorder import Iteration, Recorder, flops_per_iteration, iteration_line
-from launch.trainer.runfile import RunFile, ranks_from_environment
+from launch.train_loop.recorder import Iteration, Recorder, flops_per_iteration, iteration_line
+from launch.train_loop.runfile import RunFile, ranks_from_environment
 
 MODEL = Model(name="m", hidden=4096, ffn=11008, layers=32, heads=32, kv_heads=4)
 POINT = Point(model=MODEL, iterations=10)
@@ -156,7 +156,7 @@ def test_events_are_on_disk_at_once_and_nothing_is_overwritten(run):
 
 
 def test_a_line_comes_after_what_python_holds_back():
-    code = "from launch.trainer import recorder; print('before'); recorder.write_line('after')"
+    code = "from launch.train_loop import recorder; print('before'); recorder.write_line('after')"
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=buffered, capture_output=True, check=True)
@@ -167,7 +167,7 @@ def test_printed_lines_stay_whole_beside_another_ranks_unbuffered_python():
     # A pipe in packet mode keeps what each write brought apart.
     reader, writer = os.pipe2(os.O_DIRECT)
     code = (
-        "from launch.trainer import recorder; recorder._write_only_whole_lines(); print('one');"
+        "from launch.train_loop import recorder; recorder._write_only_whole_lines(); print('one');"
         " print('two')"
     )
     subprocess.run([sys.executable, "-u", "-c", code], stdout=writer, cwd=ROOT, check=True)

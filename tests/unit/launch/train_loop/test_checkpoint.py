@@ -11,7 +11,7 @@ from full_disk import files_of_at_most
 from configs.errors import ConfigError
 from configs.study import make_point
 from deep_optimizer_states.core.checkpoint import write_skeleton
-from launch.trainer.checkpoint import find_checkpoint, require_usable, save_whole
+from launch.train_loop.checkpoint import find_checkpoint, require_usable, save_whole
 
 POINT = make_point({"model": "tiny"})
 

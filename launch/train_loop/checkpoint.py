@@ -21,7 +21,7 @@ from configs.schema import Point
 if TYPE_CHECKING:
     import torch
 
-    from launch.trainer.runfile import RunFile
+    from launch.train_loop.runfile import RunFile
 
 SCHEMA_VERSION = 1
 """Of ``checkpoint.json``."""

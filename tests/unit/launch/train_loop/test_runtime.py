@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launch.trainer import runtime
+from launch.train_loop import runtime
 
 
 class OnOneGpu:

@@ -22,13 +22,13 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.state_reader import digest
 from launch.links import link_sent_bytes
-from launch.trainer import loop
-from launch.trainer.checkpoint import random_states, set_random_states
-from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PeakMemory, PhaseClock, joined_over_ranks, learning_rate
-from launch.trainer.model import DTYPES, causal_mask, make_gpt
-from launch.trainer.recorder import Iteration, Recorder, finite_or_none, perplexity
-from launch.trainer.runfile import COMPRESSION as BLOCK, Ranks, RunFile
+from launch.train_loop import loop
+from launch.train_loop.checkpoint import random_states, set_random_states
+from launch.train_loop.data import MicroBatch, MicroBatches, build_samples
+from launch.train_loop.loop import Digests, PeakMemory, PhaseClock, joined_over_ranks, learning_rate
+from launch.train_loop.model import DTYPES, causal_mask, make_gpt
+from launch.train_loop.recorder import Iteration, Recorder, finite_or_none, perplexity
+from launch.train_loop.runfile import COMPRESSION as BLOCK, Ranks, RunFile
 from optimus_cc import (
     COMPRESSION,
     GradientReduction,

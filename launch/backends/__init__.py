@@ -1,4 +1,4 @@
-"""Trainers by name. A new one is a module with a class of :class:`protocol.Trainer`, and a row."""
+"""Programs that train, by name. A new one is a class of :class:`protocol.Trainer` and a row."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from argparse import Namespace
 
 from configs.errors import ConfigError
 from configs.study import Study
-from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
-from launch.trainers.own import LightningTrainer, OwnTrainer, PipelineTrainer
-from launch.trainers.protocol import Trainer
+from launch.backends.megatron_deepspeed import MegatronDeepSpeed
+from launch.backends.own import LightningTrainer, OwnTrainer, PipelineTrainer
+from launch.backends.protocol import Trainer
 
 TRAINERS: dict[str, type[Trainer]] = {
     trainer.name: trainer

@@ -20,7 +20,7 @@ import psutil
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.trainer.runfile import Ranks, RunFile
+from launch.train_loop.runfile import Ranks, RunFile
 
 LARGEST_LOSS = 20.0
 """Megatron prints the perplexity of this loss for every larger one."""

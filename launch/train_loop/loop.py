@@ -20,10 +20,10 @@ from torch import Tensor
 from configs.schema import Point
 from deep_optimizer_states.core.host import usable_cores
 from deep_optimizer_states.state_reader import digest, read_state
-from launch.trainer.checkpoint import require_usable, save_whole
-from launch.trainer.recorder import Iteration, Recorder
-from launch.trainer.runfile import Ranks, RunFile
-from launch.trainer.runtime import distributed
+from launch.train_loop.checkpoint import require_usable, save_whole
+from launch.train_loop.recorder import Iteration, Recorder
+from launch.train_loop.runfile import Ranks, RunFile
+from launch.train_loop.runtime import distributed
 
 MAX_NUMEL_PER_CORE = 300_000_000
 """Above this many parameters a core, hashing would take longer than the run is worth."""
@@ -56,7 +56,7 @@ class Adapter(Protocol):
         """Return the mean loss of the validation batches, the same ones every time."""
 
     def save(self, folder: Path, when_whole: Callable[[], None]) -> bool:
-        """Write this rank's files of a checkpoint: :data:`launch.trainer.checkpoint.Write`."""
+        """Write this rank's files of a checkpoint: :data:`launch.train_loop.checkpoint.Write`."""
 
     def end_save(self) -> None:
         """Wait until no checkpoint is being written any more.

@@ -7,11 +7,11 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
+from launch.backends import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
+from launch.backends.own import PIPELINE_MODULE
 from launch.feasibility import Host
 from launch.launchers import TRAINER_MODULE
 from launch.records import RunFolder
-from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
-from launch.trainers.own import PIPELINE_MODULE
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
 LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5 | lm loss: 1.0 |\n"
@@ -51,7 +51,7 @@ def test_megatron_gets_the_checkout_and_flags(checkout, folder, monkeypatch):
     words = ["--megatron-dir", checkout.name, "--megatron-flag=--use-flash-attn-v2"]
     chosen = trainer("--trainer", "megatron-deepspeed", *words)
     program = chosen.program(POINT, folder.path, "/data")
-    script = str(ROOT / "launch" / "trainers" / "run_megatron.py")
+    script = str(ROOT / "launch" / "backends" / "run_megatron.py")
     assert program.words[:2] == [script, str(checkout)]
     assert "--no-masked-softmax-fusion" in program.arguments
     assert program.arguments[program.arguments.index("--data-path") + 1] == "/data"

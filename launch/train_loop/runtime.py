@@ -15,8 +15,8 @@ import torch
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.trainer import megatron_cpu
-from launch.trainer.runfile import Ranks, RunFile
+from launch.train_loop import megatron_cpu
+from launch.train_loop.runfile import Ranks, RunFile
 
 SEED_STEP = 100
 """What is added to the seed from stage to stage, as in Megatron: their weights must differ."""

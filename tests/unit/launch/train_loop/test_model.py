@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Model, Point
-from launch.trainer.model import SdpaAttention, causal_mask
+from launch.train_loop.model import SdpaAttention, causal_mask
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=16)
 POINT = Point(model=MODEL, micro_batch_size=2, global_batch_size=2)

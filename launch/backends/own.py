@@ -16,11 +16,11 @@ from configs.schema import Point
 from configs.templates import laid_over
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch import loggers
+from launch.backends.protocol import PLUGIN_BLOCK, Trainer
 from launch.ds_json import deepspeed_config
 from launch.launchers import TRAINER_MODULE, Program
-from launch.trainer.checkpoint import Checkpoint, find_checkpoint
-from launch.trainer.runfile import COMPRESSION
-from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
+from launch.train_loop.checkpoint import Checkpoint, find_checkpoint
+from launch.train_loop.runfile import COMPRESSION
 
 PIPELINE_MODULE = "launch.pretrain_pipeline"
 LIGHTNING_MODULE = "launch.frameworks.imdb.program"

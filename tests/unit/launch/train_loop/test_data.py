@@ -3,7 +3,7 @@ import torch
 
 from configs.errors import ConfigError
 from configs.schema import Model, Point
-from launch.trainer.data import MicroBatches, sample_indices
+from launch.train_loop.data import MicroBatches, sample_indices
 
 MODEL = Model(
     name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=8, vocab_size=100
