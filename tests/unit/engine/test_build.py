@@ -1,6 +1,7 @@
 """Building the compiled ops ahead."""
 
 import os
+import subprocess
 import time
 
 import deepspeed.ops.adam
@@ -27,7 +28,8 @@ def test_the_cause_is_named_when_deepspeeds_op_cannot_be_had(
         raise error
 
     monkeypatch.setattr(build, "check_deepspeed", lambda: None)
-    monkeypatch.setattr(host, "build", lambda: tmp_path / "deep_optimizer_states" / "host_adam.so")
+    monkeypatch.setattr(host, "build", lambda: tmp_path / "ours" / "host_adam.so")
+    (tmp_path / "ours").mkdir()
     (tmp_path / "cpu_adam").mkdir()
     (tmp_path / "cpu_adam" / "lock").touch()
     monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", fail)
@@ -44,9 +46,36 @@ def test_an_old_lock_is_named_and_not_waited_for(monkeypatch, capsys, tmp_path):
     lock.touch()
     os.utime(lock, (time.time() - 5400,) * 2)
     monkeypatch.setattr(build, "check_deepspeed", lambda: None)
-    monkeypatch.setattr(host, "build", lambda: tmp_path / "deep_optimizer_states" / "host_adam.so")
+    monkeypatch.setattr(host, "build", lambda: tmp_path / "ours" / "host_adam.so")
     assert build.main() == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"{lock}: cpu_adam has been locked for 90 min, ")
     assert said.endswith(f": rm {lock}")
     assert lock.exists()
+
+
+@pytest.mark.parametrize(("cxx", "told"), [(None, "-g -c a.cpp -g0"), ("c++", "-g -c a.cpp")])
+def test_debug_information_is_left_out_unless_the_user_names_a_compiler(
+    monkeypatch, tmp_path, cxx, told
+):
+    def compile_op(_parameters):
+        subprocess.run(["c++", "-g", "-c", "a.cpp"], check=True)
+        raise RuntimeError("no more is asked")
+
+    compiler = tmp_path / "the compiler" / "c++"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/told\n')
+    compiler.chmod(0o755)
+    path = f"{compiler.parent}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.delenv("CXX", raising=False)
+    if cxx:
+        monkeypatch.setenv("CXX", cxx)
+    monkeypatch.setattr(build, "check_deepspeed", lambda: None)
+    monkeypatch.setattr(host, "build", lambda: tmp_path / "ours" / "host_adam.so")
+    (tmp_path / "ours").mkdir()
+    monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", compile_op)
+    assert build.main() == 1
+    assert (tmp_path / "told").read_text().strip() == told
+    assert os.environ["PATH"] == path
+    assert list((tmp_path / "ours").iterdir()) == []
