@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.host import (
+    HostRoom,
     LaneCores,
     bytes_of_state,
-    check_host_memory,
     choose_cores,
     find_place,
     free_host_bytes,
@@ -122,13 +122,13 @@ class StateHomes(abc.ABC):
             state |= {"step": 0, **self._moments[number]}
         return state
 
-    def reserve(self, settings: Settings, grad_bytes: int, taken_bytes: int = 0) -> None:
+    def reserve(self, room: HostRoom, grad_bytes: int, remedy: str) -> None:
         """Check that host memory suffices, and choose CPU cores. Every rank must call it.
 
         Args:
-            settings: The checked block of the config.
+            room: What there is of it.
             grad_bytes: What gradients take beside the state in host memory, in bytes.
-            taken_bytes: What this rank has taken of all that already, in bytes.
+            remedy: As in :meth:`HostRoom.check`.
 
         Raises:
             HostMemoryError: There is not enough.
@@ -136,15 +136,7 @@ class StateHomes(abc.ABC):
         resident = self._schedule.resident_subgroups
         host_numel = sum(part.numel for idx, part in enumerate(self._slices) if idx not in resident)
         staging_bytes = self._schedule.staged_numel * self._stock.dtype.itemsize
-        num_ranks = local_ranks()
-        # What ranks have allocated already counts as free for them. The barrier stops any rank from
-        # allocating more before all have measured.
-        free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
-        dist.barrier(group=self._stock.dp_process_group)
-        masters = self._stock.master_weights_and_grads_dtype
-        state_bytes = bytes_of_state(masters.itemsize, self._moments_dtype.itemsize)
-        buffer_bytes = staging_bytes + grad_bytes
-        check_host_memory(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes)
+        room.check(host_numel, staging_bytes + grad_bytes, remedy)
         self._lanes.cpu_affinity = self._choose_cores()
 
     def _choose_cores(self) -> LaneCores:
@@ -198,6 +190,29 @@ class StateHomes(abc.ABC):
             if loaded:
                 loaded |= home
                 loaded["step"] = int(loaded.get("step", 0))
+
+
+def measure_host(
+    stock: AnyStock,
+    settings: Settings,
+    state_dtypes: Iterable[torch.dtype],
+    taken_bytes: int = 0,
+) -> HostRoom:
+    """Return the host memory that there is for state; to be called by every rank.
+
+    Args:
+        stock: Whose ranks share it.
+        settings: The checked block of the config.
+        state_dtypes: Types of master weights and of moments.
+        taken_bytes: What this rank has taken of it already, in bytes.
+    """
+    num_ranks = local_ranks()
+    # What ranks have allocated already counts as free for them. The barrier stops any rank from
+    # allocating more before all have measured.
+    free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
+    dist.barrier(group=stock.dp_process_group)
+    state_bytes = bytes_of_state(*(dtype.itemsize for dtype in state_dtypes))
+    return HostRoom(free_bytes, num_ranks, state_bytes)
 
 
 class AnyStock(Protocol):

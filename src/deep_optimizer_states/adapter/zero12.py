@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from deep_optimizer_states.adapter.barrier import Barrier
 from deep_optimizer_states.adapter.flushes import Flushes
-from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice
+from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice, measure_host
 from deep_optimizer_states.adapter.in_flight import WeightsInFlight
 from deep_optimizer_states.adapter.residency import LooksInForward, Residency
 from deep_optimizer_states.adapter.update_phase import (
@@ -169,7 +169,10 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         del buffers
         self.cpu_offload_pin_memory = self._lanes.locks_pages = self._locks_pages
         grad_bytes = numel * LateScaled.dtype.itemsize + self._sum_bytes()
-        self._homes.reserve(self._settings, grad_bytes, taken)
+        room = measure_host(self, self._settings, self._steppers.state_dtypes, taken)
+        self._homes.reserve(
+            room, grad_bytes, "ZeRO stage 3, where the device can hold a share of it"
+        )
         self._homes.take_masters(masters)
         self._homes.make_moments()
         sizes = self.partition_size

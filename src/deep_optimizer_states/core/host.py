@@ -280,36 +280,60 @@ def bytes_of_gradients(each_bytes: int = 2, accumulation: int = 1) -> int:
     return each_bytes * (2 if accumulation > 1 else 1)
 
 
-def check_host_memory(
-    host_numel: int,
-    buffer_bytes: int,
-    free_bytes: int,
-    num_ranks: int,
-    state_bytes: int = bytes_of_state(),
-) -> None:
-    """Refuse state that does not fit.
+@dataclass(frozen=True)
+class HostRoom:
+    """Host memory that the ranks of a machine, which are taken to be alike, may give to state.
 
-    Args:
-        host_numel: Elements of this rank whose state lives in host memory.
-        buffer_bytes: Gradients and staging buffers of this rank beside it, in bytes.
-        free_bytes: Free host memory before any rank took its share, in bytes.
-        num_ranks: Ranks of this machine, which share it.
+    Attributes:
+        free_bytes: Free before any rank took its share, in bytes.
+        num_ranks: Ranks of the machine.
         state_bytes: Of master weight and moments, bytes a parameter.
-
-    Raises:
-        HostMemoryError: Says what is needed, what is free and what to do.
     """
-    needed = (host_numel * state_bytes + buffer_bytes) * num_ranks
-    if needed > free_bytes * HEADROOM:
+
+    free_bytes: int
+    num_ranks: int
+    state_bytes: int = bytes_of_state()
+
+    def has(self, needed_bytes: float) -> bool:
+        """Return whether every rank can take so many bytes."""
+        return needed_bytes * self.num_ranks <= self.free_bytes * HEADROOM
+
+    def check(self, host_numel: int, buffer_bytes: int, remedy: str) -> None:
+        """Refuse state that does not fit.
+
+        Args:
+            host_numel: Elements of this rank whose state lives in host memory.
+            buffer_bytes: Gradients and staging buffers of this rank beside it, in bytes.
+            remedy: What helps beside more machines and a smaller model.
+
+        Raises:
+            HostMemoryError: Says what is needed, what is free and what to do.
+        """
+        needed = host_numel * self.state_bytes + buffer_bytes
+        if self.has(needed):
+            return
         raise HostMemoryError(
-            f"the optimizer state needs {needed / GIB:.1f} GiB of host memory "
-            f"({host_numel:,} parameters x {state_bytes} bytes x {num_ranks} ranks of this "
-            f"machine, and gradients); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
-            'smaller model or, at stage 3, "deep_optimizer_states.ratio" below 1 to keep a share '
-            "on the device. If this machine has more than it shows (the memory of some virtual "
-            "machines grows as it is used), give its bytes in "
+            f"the optimizer state needs {needed * self.num_ranks / GIB:.1f} GiB of host memory "
+            f"({host_numel:,} parameters x {self.state_bytes} bytes x {self.num_ranks} ranks of "
+            f"this machine, and gradients); {self.free_bytes / GIB:.1f} GiB are free. Use more "
+            f"machines, a smaller model or {remedy}. If this machine has more than it shows (the "
+            "memory of some virtual machines grows as it is used), give its bytes in "
             '"deep_optimizer_states.host_memory_bytes"'
         )
+
+    def largest_share(self, numels: Sequence[int], buffer_bytes: int) -> float:
+        """Return the share of state that fits, from 0 to 1: all but as few leading subgroups.
+
+        Args:
+            numels: Elements of each subgroup of this rank.
+            buffer_bytes: As in :meth:`check`.
+        """
+        total = held = sum(numels)
+        for numel in numels:
+            if self.has(held * self.state_bytes + buffer_bytes):
+                break
+            held -= numel
+        return held / total if total else 1.0
 
 
 def local_ranks() -> int:

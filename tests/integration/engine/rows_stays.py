@@ -13,12 +13,14 @@ from deepspeed.utils import (
     safe_set_full_fp32_param,
     safe_set_full_grad,
 )
-from engines import STRIDE, WIDTH, Trial, differences, moving, play, same
+from engines import SMALL_TILES, STRIDE, WIDTH, Trial, answer, differences, moving, play, same
 from rows import Rows
 from rows_failures import updates_end_when_waited_for
 from rows_table import CASES, FIRST_CASE, UNUSED_BY_TURNS, evaluate_between, keep
 from seams import (
+    HEADROOM,
     EmulatedDevice,
+    HostRoom,
     LateScaled,
     Memory,
     TileCache,
@@ -177,6 +179,75 @@ def looked_at_or_written(_folder, between, stage=3):
 @MORE.check("gradients that are set where state stays, stage 2")
 def gradients_set(_folder):
     assert all(stay(ALL_STAYS, set_gradients, stage=2))
+
+
+# What host memory lacks.
+
+
+def little_host_memory(share, stage=3):
+    """Return the bytes that are ``share`` of what state and gradients of a rank need."""
+    needed, check = [], HostRoom.check
+
+    def note(room, host_numel, buffer_bytes, remedy):
+        needed.append((host_numel * room.state_bytes + buffer_bytes) * room.num_ranks)
+        check(room, host_numel, buffer_bytes, remedy)
+
+    with mock.patch.object(HostRoom, "check", note), Trial(STRIDE) as trial:
+        trial.end(trial.open(CASE[stage]))
+    return int(share * needed[0] / HEADROOM)
+
+
+LACKING = {**SMALL_TILES, "policy": "dynamic"}
+
+
+@ROWS.check("what host memory lacks lives on the device", 1, 2, share=0.6)
+@ROWS.check("what host memory lacks lives on the device, as much as can", share=0.55)
+def lacking(_folder, share):
+    block = {**LACKING, "host_memory_bytes": little_host_memory(share)}
+    with Trial(block, memory=Memory(10**8)) as trial:
+        engine = trial.open(CASE[3])
+        schedule, chosen = inside(engine, "update")._schedule, engine.optimizer.chosen_policies
+        assert schedule.resident_tiles
+        assert set(schedule.resident_tiles) < {*range(len(schedule.tiles))}
+        assert "host memory lacks room, so the device holds " in chosen[0].why
+        trial.train(engine, BEFORE)
+        train_on(trial, engine, 6)
+    same(trial, stock(3, None, 6))
+
+
+@ROWS.check("all state fits: none of it lives on the device for good")
+def nothing_lacks(_folder):
+    block = {**LACKING, "host_memory_bytes": little_host_memory(1.01)}
+    with Trial(block, memory=Memory(10**8)) as trial:
+        engine = trial.open(CASE[3])
+        assert not inside(engine, "update")._schedule.resident_tiles
+        trial.end(engine)
+
+
+BELOW_1 = '"deep_optimizer_states.ratio" below 1'
+for name, share, words, changed in (
+    ("no device memory may be taken", 0.6, BELOW_1, {"device_memory_bytes": 0}),
+    ("all of it is asked for in host memory", 0.6, BELOW_1, {"ratio": 1.0}),
+    ("the policy fixes where state lives", 0.6, BELOW_1, {"policy": "all-host"}),
+    ("the device has no room", 0.6, "more device memory: it", {"device_memory_bytes": 1000}),
+    ("nor for master weights", 0.2, "more host memory: master weights", {}),
+):
+
+    @ROWS.check(f"less host memory is refused: {name}", share=share, words=words, changed=changed)
+    def lacking_is_refused(_folder, share, words, changed):
+        block = {**LACKING, "host_memory_bytes": little_host_memory(share), **changed}
+        with Trial(block, memory=Memory(10**8)) as trial:
+            said = answer(functools.partial(trial.open, CASE[3]))
+        assert said.startswith("HostMemoryError"), said
+        assert words in said, said
+
+
+@ROWS.check("less host memory is refused: stage 2")
+def lacking_at_stage_2(_folder):
+    block = {**LACKING, "host_memory_bytes": little_host_memory(0.6, stage=2)}
+    with Trial(block, memory=Memory(10**8)) as trial:
+        said = answer(functools.partial(trial.open, CASE[2]))
+    assert "ZeRO stage 3, where the device can hold a share of it" in said, said
 
 
 # How much stays.

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from deep_optimizer_states.core import host as cores
 from deep_optimizer_states.core.host import (
+    HostRoom,
     LaneCores,
     Place,
     choose_cores,
@@ -181,19 +182,31 @@ GIB = 2**30
 
 
 def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
-    cores.check_host_memory(10**9, 0, 12 * GIB, num_ranks=1)
+    HostRoom(12 * GIB, num_ranks=1).check(10**9, 0, "")
     with pytest.raises(HostMemoryError):  # a little is left for others
-        cores.check_host_memory(10**9, 0, 12 * 10**9, num_ranks=1)
+        HostRoom(12 * 10**9, num_ranks=1).check(10**9, 0, "")
     with pytest.raises(MemoryError) as refused:
-        cores.check_host_memory(2 * 10**9, 10**9, 40 * GIB, num_ranks=2)
+        HostRoom(40 * GIB, num_ranks=2).check(2 * 10**9, 10**9, "what helps")
     for words in (
         "46.6 GiB",
         "2,000,000,000 parameters x 12 bytes x 2 ranks",
         "40.0 GiB are free",
-        '"deep_optimizer_states.ratio"',
+        "a smaller model or what helps. If",
         '"deep_optimizer_states.host_memory_bytes"',
     ):
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("free", "num_ranks", "share"),
+    [(12_001, 1, 1.0), (11_900, 1, 0.9), (9_700, 1, 0.8), (9_700, 2, 0.3), (1_200, 1, 0.0)],
+)
+def test_the_share_that_fits_leaves_out_as_few_leading_subgroups(free, num_ranks, share):
+    """Of 1000 elements, 12 bytes each, in subgroups of 100; buffers take 100 bytes."""
+    room = HostRoom(round(free / cores.HEADROOM), num_ranks)
+    buffers = 0 if share == 1 else 100
+    assert room.largest_share([100] * 10, buffers) == share
+    assert room.largest_share([], buffers) == 1.0
 
 
 def test_the_docs_say_what_a_parameter_takes():

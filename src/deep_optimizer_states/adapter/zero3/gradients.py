@@ -41,6 +41,19 @@ from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
 
 
+def bytes_on_host(stock: Stock, layout: Layout, is_managed: bool) -> int:
+    """Return the host memory of gradients, in bytes; those of resident subgroups have a part."""
+    each_bytes = bytes_of_gradients(
+        stock.gradient_accumulation_dtype.itemsize, micro_batches_of(stock, is_managed)
+    )
+    return sum(layout.numels) * each_bytes
+
+
+def micro_batches_of(stock: Stock, is_managed: bool) -> int:
+    """Return those of a window; 1 where one home serves for all: see [Note: two gradients]."""
+    return stock.gradient_accumulation_steps if is_managed else 1
+
+
 class GradientFlush(Gradients):
     """Sends reduced gradients to their homes on a lane of their own, in 16 bits.
 
@@ -87,24 +100,13 @@ class GradientFlush(Gradients):
         """Call ``on_final`` with each parameter whose final gradient is on its way home."""
         self._on_final = on_final
 
-    @property
-    def host_bytes(self) -> int:
-        """Host memory that gradients take, in bytes; those of resident subgroups have a part."""
-        each_bytes = self._stock.gradient_accumulation_dtype.itemsize
-        return sum(self._layout.numels) * bytes_of_gradients(each_bytes, self._accumulation)
-
-    @property
-    def _accumulation(self) -> int:
-        """Micro-batches of a window, 1 where one home serves for all: see [Note: two gradients]."""
-        return self._stock.gradient_accumulation_steps if self._is_managed else 1
-
     def make_homes(self) -> None:
         """Take the memory beside stock's flat buffer, which must be in its place."""
         dtype = self._stock.gradient_accumulation_dtype
         for subgroup in self._schedule.resident_subgroups:
             home = self._lanes.empty_device(self._layout.numels[subgroup], dtype)
             self._on_device[subgroup] = home.zero_()
-        if self._accumulation > 1:
+        if micro_batches_of(self._stock, self._is_managed) > 1:
             self._make_partial_homes()
 
     def _make_partial_homes(self) -> Tensor:

@@ -6,6 +6,7 @@ What is not overridden (partitioning, reduction, clipping, loss scale, checkpoin
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deep_optimizer_states.adapter.homes import measure_host
 from deep_optimizer_states.adapter.update_phase import (
     InterleavedOptimizer,
     refuse_autocast,
@@ -22,10 +24,13 @@ from deep_optimizer_states.adapter.update_phase import (
 )
 from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
-from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
+from deep_optimizer_states.adapter.zero3.gradients import GradientFlush, bytes_on_host
 from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
-from deep_optimizer_states.config import Settings
+from deep_optimizer_states.config import BLOCK, Settings
+from deep_optimizer_states.core.host import HostRoom
+from deep_optimizer_states.core.policies import AUTO
 from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.units import GIB
 
 
 class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
@@ -111,19 +116,59 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
 
     def _create_fp32_partitions(self) -> None:
         layout = self._layout = Layout.of(self)
-        schedule, self._settings, self._why_policy = settle_schedule(
-            self._settings, layout.numels, layout.separate, layout.weights_on_host
-        )
-        self._schedule = schedule
+        room = measure_host(self, self._settings, self._steppers.state_dtypes)
+        grad_bytes = bytes_on_host(self, layout, self._is_managed)
+        remedy = self._choose_tiles(layout, room, grad_bytes)
+        schedule = self._schedule
         self._barrier = GatherBarrier(self.background, self._lanes, layout, schedule)
         self._cache = self._make_cache(schedule, self.gradient_accumulation_dtype)
         self._gradients = GradientFlush(
             self, layout, schedule, self._lanes, self._barrier, self._is_managed, self._cache
         )
         self._homes = SubgroupHomes(self, layout, schedule, self._lanes)
-        self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
+        self._homes.reserve(room, grad_bytes, remedy)  # all memory is taken below
         super()._create_fp32_partitions()
         self._homes.take_masters(self._masters)
+
+    def _choose_tiles(self, layout: Layout, room: HostRoom, grad_bytes: int) -> str:
+        """Choose the tiles, and what the device holds for good since host memory lacks its room.
+
+        Returns:
+            What to do if host memory lacks room all the same.
+        """
+        settings = self._settings
+        cut = functools.partial(
+            settle_schedule,
+            numels=layout.numels,
+            separate=layout.separate,
+            weights_on_host=layout.weights_on_host,
+        )
+        self._schedule, self._settings, self._why_policy = cut(settings)
+        staging_bytes = self._schedule.staged_numel * self.dtype.itemsize
+        share = room.largest_share(layout.numels, staging_bytes + grad_bytes)
+        limit, numel = settings.device_memory_bytes, sum(layout.numels)
+        is_for_us = self._schedule.dynamic and "ratio" not in settings.model_fields_set
+        if share == 1.0 or not (limit and is_for_us and self._lanes.tells_memory):
+            return f'"{BLOCK}.ratio" below 1 to keep a share on the device'
+        each_bytes = room.state_bytes + self.gradient_accumulation_dtype.itemsize
+        moved_bytes = round((1 - share) * numel) * each_bytes
+        free_bytes = self._lanes.free_bytes()
+        free_bytes = free_bytes if limit == AUTO else min(free_bytes, int(limit))
+        if moved_bytes > free_bytes:
+            return (
+                f"more device memory: it would have to hold {moved_bytes / GIB:.1f} GiB of the "
+                f"state, and {free_bytes / GIB:.1f} GiB of it can be had"
+            )
+        if not room.has(numel * self._steppers.state_dtypes[0].itemsize + grad_bytes):
+            return "more host memory: master weights are made there, before a share of them moves"
+        left = limit if limit == AUTO else int(limit) - moved_bytes
+        changed = settings.model_copy(update={"ratio": share, "device_memory_bytes": left})
+        self._schedule, self._settings, why = cut(changed)
+        self._why_policy = (
+            f"{why}{'; ' if why else ''}host memory lacks room, so the device holds "
+            f"{1 - share:.0%} of the state for good"
+        )
+        return ""
 
     def initialize_optimizer_states(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
