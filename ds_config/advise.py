@@ -37,8 +37,8 @@ NARROW = (
     "fp32 states"
 )
 SHARE = (
-    "the plugin keeps a share of the state on the GPU: if GPU memory runs out, raise `ratio` in "
-    "its block"
+    "host memory lacks room for all of the state, so the plugin keeps what lacks on the GPU for "
+    "good; `ratio` in its block fixes another share"
 )
 LIKE_MEGATRONS = (
     "times are those of megatron-core's kernels for as many layers, parameters and tokens; the "
@@ -345,7 +345,7 @@ def _row(rung: Rung, is_taken: bool) -> str:
         f"{setting.dtype}/{setting.states}",
         batch,
         "yes" if rung.checkpointing else "no",
-        f"{rung.share:g}",
+        f"{rung.share:.2g}",
         "unknown" if rung.iteration_s is None else f"{rung.iteration_s:.2f} s",
         *(f"{size / GIB:.1f}{'!' * (place in rung.short_bytes)}" for place, size in sizes),
     ).rstrip()

@@ -17,7 +17,7 @@ from typing import Any
 from deep_optimizer_states.core.host import HEADROOM
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory import Peaks, peaks_of
+from deep_optimizer_states.predict.memory import Peaks, peaks_of, with_share_for_host
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import Prediction, bound_update_s, phases_of, predict
 from deep_optimizer_states.predict.workload import BYTES, Workload, workload_of_json
@@ -38,8 +38,6 @@ ENGINES = (PLUGIN, STOCK)
 FP32_STATES, HALF_STATES = "fp32", "16-bit"
 STATES = (FP32_STATES, HALF_STATES)
 RECOMPUTE = (False, True)
-SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the optimizer state in host memory, under the plugin at stage 3."""
 SMALL_BUCKET_NUMEL = 50_000_000
 SMALL_LIVE_NUMEL = 100_000_000
 SUBGROUP_NUMEL = 100_000_000
@@ -172,11 +170,6 @@ class Setting:
         """Return whether master weights and moments are kept in fp32."""
         return self.states == FP32_STATES
 
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Return the shares of the state in host memory that are tried."""
-        return SHARES if self.engine == PLUGIN and self.stage == 3 else (1.0,)
-
 
 @dataclass(frozen=True)
 class Way:
@@ -271,7 +264,7 @@ class Rung:
     @property
     def share(self) -> float:
         """Return the share of the optimizer state that is in host memory, if it is offloaded."""
-        return float(self.config.get("deep_optimizer_states", {}).get("ratio", 1.0))
+        return self.workload.offload_ratio
 
     @property
     def has_small_buckets(self) -> bool:
@@ -339,14 +332,11 @@ def _ways(
     setting: Setting, task: Training, room: NodeMemory, buckets: Mapping[str, int]
 ) -> Iterator[Way]:
     """Yield every way with some buckets: the leanest is the last."""
-    product = itertools.product(task.micro_batches, RECOMPUTE, setting.shares)
-    for micro_batch, recompute, share in product:
+    for micro_batch, recompute in itertools.product(task.micro_batches, RECOMPUTE):
         config = _config(setting, task, room, micro_batch)
         zero = config["zero_optimization"]
         is_of_3 = setting.stage == 3
         zero |= {name: v for name, v in buckets.items() if is_of_3 or name == "reduce_bucket_size"}
-        if share < 1:
-            config["deep_optimizer_states"]["ratio"] = share
         workload = workload_of_json(
             config,
             task.model,
@@ -355,6 +345,9 @@ def _ways(
             activation_checkpointing=recompute,
             materialized_attention=False,
         )
+        if room.device_bytes is not None:
+            host, device = HEADROOM * room.host_bytes, HEADROOM * room.device_bytes
+            workload = with_share_for_host(workload, host, device, room.ranks_a_node)
         yield Way(config, workload, bool(buckets), *_memory(workload, room), room)
 
 

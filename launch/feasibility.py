@@ -26,7 +26,7 @@ from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.core.host import free_host_bytes, usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
-from deep_optimizer_states.predict.memory import peaks_of
+from deep_optimizer_states.predict.memory import peaks_of, with_share_for_host
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from deep_optimizer_states.units import GIB
@@ -153,7 +153,7 @@ def runs_on_gpu(point: Point, machine: Host) -> bool:
     return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
 
 
-def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int]:
+def needed_bytes(point: Point, machine: Host, trainer: Trainer) -> tuple[int, int]:
     """Predict the memory that a point needs: of the host for all ranks, and of the fullest GPU.
 
     Without GPUs the host holds everything, and the second is 0.
@@ -161,9 +161,15 @@ def needed_bytes(point: Point, on_gpu: bool, trainer: Trainer) -> tuple[int, int
     Raises:
         WorkloadError: the model of memory does not know such a run; names the setting.
     """
-    peaks = peaks_of(trainer.workload(point), on_gpu)
-    device = peaks.device_bytes if on_gpu else 0
-    return int(MARGIN * peaks.host_bytes * point.num_ranks), int(MARGIN * device)
+    on_gpu, gpus = runs_on_gpu(point, machine), machine.gpu_free_bytes
+    workload = trainer.workload(point)
+    if on_gpu and gpus:
+        free = machine.host_free_bytes, min(gpus[: point.num_ranks])
+        host, device = (USABLE / MARGIN * one for one in free)
+        workload = with_share_for_host(workload, host, device, point.num_ranks)
+    peaks = peaks_of(workload, on_gpu)
+    taken = peaks.device_bytes if on_gpu else 0
+    return int(MARGIN * peaks.host_bytes * point.num_ranks), int(MARGIN * taken)
 
 
 def shortages(point: Point, machine: Host, trainer: Trainer) -> list[str]:
@@ -182,7 +188,7 @@ def shortages(point: Point, machine: Host, trainer: Trainer) -> list[str]:
             + f"; give {f'--dp {fewer} or ' if fewer else ''}--device cpu, or more machines"
         ]
     try:
-        host, device = needed_bytes(point, on_gpu, trainer)
+        host, device = needed_bytes(point, machine, trainer)
     except WorkloadError:
         return []
     asked = [("host memory", host, machine.host_free_bytes)]
@@ -202,7 +208,7 @@ def memory_text(point: Point, machine: Host, trainer: Trainer) -> str:
     on_gpu = runs_on_gpu(point, machine)
     short = "; ".join(shortages(point, machine, trainer))
     try:
-        host, device = needed_bytes(point, on_gpu, trainer)
+        host, device = needed_bytes(point, machine, trainer)
     except WorkloadError as error:
         return f"not predicted: {error}{short and f'; {short}'}"
     without = on_gpu and not machine.gpu_free_bytes

@@ -60,7 +60,7 @@ class Settings(BaseModel):
     ratio: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of the optimizer state in host memory, from 0 to 1. The rest lives on the GPU: as many
     of the first subgroups as fit into it. It combines with any policy; policy ``ratio`` needs it
-    below 1."""
+    below 1. Left out under ``auto`` and ``dynamic`` at stage 3: as much as host memory holds."""
     just_in_time_forward: bool = True
     """Return from ``step()`` once the update is launched, and let whoever uses a parameter wait for
     its own tiles; at stages 1 and 2 on one rank alone. No result depends on it."""
@@ -77,8 +77,8 @@ class Settings(BaseModel):
     it; 0: none. No result depends on it."""
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
-    more than it shows; 0: the memory that the system reports as free. State that needs more is
-    refused."""
+    more than it shows; 0: the memory that the system reports as free. State that needs more lives
+    on the GPU, see ``ratio``, or is refused."""
     checkpoint: Literal["blocking", "background"] = "blocking"
     """``background``: ``save_checkpoint`` returns at once, and its files are filled while training
     goes on. The files are the same; ``latest`` names them once they are whole."""

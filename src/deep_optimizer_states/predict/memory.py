@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.core.host import DEVICE_MARGIN, HEADROOM, bytes_of_gradients
 from deep_optimizer_states.core.plan import Tile, choose_resident_subgroups
+from deep_optimizer_states.core.policies import SHARED
 from deep_optimizer_states.core.schedule import (
     NUM_OUTBOXES,
     NUM_SLOTS,
@@ -462,15 +463,53 @@ def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
     yield _kept_state(of)
 
 
-def with_device_share(of: Workload, machine: Machine) -> Workload:
-    """Return a workload with the share of state that stays on the device while there is room.
+def with_share_for_host(
+    of: Workload, host_bytes: float, device_bytes: float, ranks: int
+) -> Workload:
+    """Return a workload whose device holds for good what host memory lacks, as the engine does.
 
-    A tenth of the device is left alone, and what a rank takes there without such state.
+    It is unchanged where nothing lacks, and where the engine refuses such state.
+
+    Args:
+        of: One run.
+        host_bytes: Host memory that the ranks of a node may take together.
+        device_bytes: Memory of a GPU that its rank may take.
+        ranks: Ranks of a node.
+    """
+    is_ours = of.software is None and of.optimizer_at == "cpu" and of.stage == 3
+    is_open = of.policy in SHARED and of.offload_ratio == 1.0 and of.device_memory_bytes
+    if not (is_ours and is_open):
+        return of
+    alone = dataclasses.replace(of, device_share=0.0)
+    lacking = (peaks_of(alone, True).node_bytes(ranks) - host_bytes) / ranks
+    total, moved = sum(of.subgroups), 0
+    for numel in of.subgroups:
+        if moved * of.state_bytes >= lacking:
+            break
+        moved += numel
+    limit = of.device_memory_bytes
+    has_limit = isinstance(limit, str) or moved * _kept_bytes(of) <= limit
+    # Master weights are all made in host memory, before a share of them moves.
+    if not (moved and has_limit and moved * of.state_bytes <= total * of.moments_bytes):
+        return of
+    found = dataclasses.replace(alone, offload_ratio=1 - moved / total)
+    peaks = peaks_of(found, True)
+    fits = peaks.node_bytes(ranks) <= host_bytes and peaks.device_bytes <= device_bytes
+    return found if fits else of
+
+
+def with_device_share(of: Workload, machine: Machine) -> Workload:
+    """Return a workload with the shares of state that stay on the device.
+
+    What host memory lacks stays for good, and more while there is room: a tenth of the device is
+    left alone, and what a rank takes there without such state.
     """
     is_ours = of.software is None and of.optimizer_at == "cpu"
     if not (of.device_memory_bytes and is_ours and machine.gpus):
         return of
     assert machine.device_memory_bytes is not None
+    host, device = machine.host_memory_bytes * HEADROOM, machine.device_memory_bytes * HEADROOM
+    of = with_share_for_host(of, host, device, ranks_a_node(of, machine))
     alone = dataclasses.replace(of, device_memory_bytes=0, device_share=0.0)
     peak = peaks_of(alone, True).train.device_bytes
     room = (1 - DEVICE_MARGIN) * machine.device_memory_bytes - peak

@@ -146,6 +146,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     total += choice.seconds - choice.hidden_s
     bound_update = bound_update_s(workload, machine, with_flush=True)
     binding = choice.binding if machine.gpus else _ON_THE_HOST.get(choice.binding, choice.binding)
+    keeps_some = workload.software is None and workload.optimizer_at == "cpu" and machine.gpus > 0
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
     return Prediction(
@@ -160,7 +161,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
         binding=binding,
         bound_s=min(total, both((phases.computed_s, bound_update))),
         policy=words,
-        device_share=workload.host_share * workload.device_share,
+        device_share=1 - workload.passing_share if keeps_some else 0.0,
     )
 
 

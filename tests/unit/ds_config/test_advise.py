@@ -28,8 +28,8 @@ from ds_config.advise import (
 from ds_config.figure import draw
 from ds_config.search import (
     ENGINES,
+    HEADROOM,
     PLACES,
-    SHARES,
     STAGES,
     STATES,
     NodeMemory,
@@ -150,14 +150,16 @@ def test_small_buckets_are_taken_where_deepspeeds_own_do_not_fit(llama):
 
 
 def test_a_half_empty_gpu_is_given_a_share_of_the_state():
-    """What lives there crosses no link, and is the fastest of what fits."""
-    half = NodeMemory(1, 1, 40 * GIB, 64 * GIB, machine=load_machine("h100x4"))
+    """The plugin finds the share when it starts, so the JSON fixes none."""
+    half = NodeMemory(1, 1, 40 * GIB, 40 * GIB, machine=load_machine("h100x4"))
     task = dataclasses.replace(SMALL, model=load_model("3B")[0])
     (found,) = (
         r for r in ladder(task, half) if r.name == "stage 3, bf16, optimizer offloaded, plugin"
     )
-    assert found.share in SHARES[:-1]
-    assert found.config["deep_optimizer_states"]["ratio"] == found.share
+    assert 0.3 < found.share < 1
+    assert "ratio" not in found.config["deep_optimizer_states"]
+    assert found.prediction.device_share >= 1 - found.share
+    assert found.peaks.host_bytes <= HEADROOM * 40 * GIB
     assert found.fits
     assert notes_of(found, half) == [SHARE]
 

@@ -67,6 +67,17 @@ def test_more_ranks_than_gpus_are_refused_and_the_remedy_is_fewer(monkeypatch):
         refuse_if_short(make_point({"model": "7B", "dp": 4}), SMALL_GPU)
 
 
+def test_what_host_memory_lacks_counts_as_the_gpus_where_the_engine_puts_it_there():
+    place = Host(80 * GIB, (139 * GIB,))
+    assert "GiB of host memory needed" in shortages(point("7B", engine="stock"), place)[0]
+    assert "GiB of host memory needed" in shortages(point("7B", engine="all-host"), place)[0]
+    assert shortages(point("7B", engine="auto"), place) == []
+    host, device = predict(point("7B", engine="auto"), place)
+    whole = predict(point("7B", engine="auto"), Host(400 * GIB, (139 * GIB,)))
+    assert host < 80 * GIB < whole[0]
+    assert device > whole[1]
+
+
 @pytest.mark.parametrize(
     ("machine", "model"),
     [

@@ -129,6 +129,45 @@ def test_below_stage_3_sums_of_gradients_go_home_and_come_back_wherever_the_stat
     assert without.backward_s - kept.backward_s == pytest.approx(saved)
 
 
+SHORT_OF_HOST = dataclasses.replace(H200, host_memory_bytes=128 * 2**30)
+
+
+def test_what_host_memory_lacks_stays_on_the_device():
+    """13B needs some 190 GiB of host memory; with 128 GiB the GPU holds the rest for good."""
+    workload = of("13B", device_memory_bytes="auto", subgroup_numel=100_000_000)
+    got = with_device_share(workload, SHORT_OF_HOST)
+    assert 0.5 < got.offload_ratio < 1
+    one_more = sum(got.subgroups) * got.offload_ratio + max(got.subgroups)
+    too_much = dataclasses.replace(got, offload_ratio=one_more / sum(got.subgroups))
+    usable = HEADROOM * SHORT_OF_HOST.host_memory_bytes
+    assert memory_of(got, SHORT_OF_HOST).host_bytes <= usable
+    assert memory_of(too_much, SHORT_OF_HOST).host_bytes > usable
+    found = predict(workload, SHORT_OF_HOST)
+    assert found.fits
+    assert found.device_share >= 1 - got.offload_ratio
+    enough = dataclasses.replace(H200, host_memory_bytes=512 * 2**30)
+    assert with_device_share(workload, enough).offload_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "gib"),
+    [
+        ({"device_memory_bytes": 0}, 141),
+        ({"device_memory_bytes": 10**9}, 141),
+        ({"policy": "all-host"}, 141),
+        ({"policy": "stride"}, 141),
+        ({"stage": 2}, 141),
+        ({}, 60),
+    ],
+)
+def test_what_host_memory_lacks_is_refused_where_the_engine_refuses_it(changed, gib):
+    machine = dataclasses.replace(SHORT_OF_HOST, device_memory_bytes=gib * 2**30)
+    workload = of("13B", **{"device_memory_bytes": "auto", **changed})
+    assert with_device_share(workload, machine).offload_ratio == 1.0
+    (lack, *_) = predict(workload, machine).shortages
+    assert lack.startswith("host memory: ")
+
+
 def test_device_memory_in_bytes_has_to_be_a_number_or_auto():
     with pytest.raises(WorkloadError, match="device_memory_bytes = 'most': give bytes, or 'auto'"):
         of(device_memory_bytes="most")
