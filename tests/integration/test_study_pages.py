@@ -53,7 +53,7 @@ def test_a_command_runs(page, command, folder):
     done = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))},
         capture_output=True,
         text=True,
         check=False,

@@ -11,8 +11,6 @@ from deep_optimizer_states.core.cache import copy_all
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
 from deep_optimizer_states.errors import UpdateError
 
-_FP32_BYTES = 4
-
 
 class Flushes:
     """Sends gradients home, or to the places of cached tiles, and bounds how many are under way.
@@ -22,13 +20,12 @@ class Flushes:
 
     Args:
         lanes: What they are sent on.
-        bucket_numel: Elements of a bucket of stock's.
+        most_bytes: How many may be under way, before the oldest is waited for.
     """
 
-    def __init__(self, lanes: Device, bucket_numel: int) -> None:
+    def __init__(self, lanes: Device, most_bytes: int) -> None:
         self._lanes = lanes
-        # As much in flight as stock allows: about two buckets of gradients in fp32.
-        self._pending = PendingBytes(2 * bucket_numel * _FP32_BYTES)
+        self._pending = PendingBytes(most_bytes)
         self._is_closed = False
         self.have_failed = False
 

@@ -13,10 +13,11 @@ updated with its old gradient again, multiplied twice then; and a user may look 
 step. So each parameter's gradient *owes* the last factor, until new content replaces it, the next
 update reads it, or somebody looks.
 
-[Note: kept gradients] The gradient of a cached tile stays where its state is, once an update has
-brought it there. In backward stock copies gradients to what it finds as ``grad`` of its master
-weights, so it finds a :class:`GradientTarget` there. Whoever looks at gradients, or multiplies what
-is owed, has them at home until the next update.
+[Note: kept gradients] In backward stock copies gradients to what it finds as ``grad`` of its master
+weights, on the stream that computes. So it finds a :class:`GradientTarget` there, which sends them
+on the ``grads`` lane, behind backward. The gradient of a cached tile stays where its state is, once
+an update has brought it there. Whoever looks at gradients, or multiplies what is owed, has them at
+home until the next update.
 """
 
 from __future__ import annotations
@@ -468,7 +469,7 @@ class LateScaled(Gradients):
     Args:
         stock: DeepSpeed's optimizer.
         slices: Its subgroups.
-        lanes: What gradients are sent on to tiles that are on the device.
+        lanes: What gradients are sent on, home or to tiles that are on the device.
         cache: Which those are.
         wait: Waits for the update in flight, which reads gradients as they are.
     """
@@ -486,7 +487,8 @@ class LateScaled(Gradients):
         self._stock = stock
         self._slices = slices
         self._cache = cache
-        self._flushes = Flushes(lanes, stock.reduce_bucket_size)
+        # Stock has one such copy at a time. A bucket of them goes home behind the next bucket.
+        self._flushes = Flushes(lanes, stock.reduce_bucket_size * self.dtype.itemsize)
         self._wait = wait
         self._grads: list[Tensor] = []
         self._runs: dict[SubgroupSlice, list[Tile]] = {}
@@ -522,11 +524,7 @@ class LateScaled(Gradients):
             part: Elements of a group.
             source: Their gradient, 1-D, which later work of the caller's may overwrite.
         """
-        runs = self._runs_of(part)
-        if not self._cache.keeps_any_grad(runs):
-            part.of(self._grads[part.master]).copy_(source, non_blocking=True)
-            return
-        value = source.to(self.dtype, copy=True)
+        value, runs = source.to(self.dtype, copy=True), self._runs_of(part)
         homes = [self._cache.grads_of(run, self.beside_state(run.subgroup)) for run in runs]
         name = f"elements {part.start} to {part.start + part.numel} of group {part.master}"
         self._flushes.send(name, value, list(itertools.chain.from_iterable(homes)))

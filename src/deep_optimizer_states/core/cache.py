@@ -230,12 +230,6 @@ class TileCache:
         place = self._places.get(tile)
         return place.chain if place is not None and place.is_claimed else ()
 
-    def keeps_any_grad(self, runs: Iterable[Tile]) -> bool:
-        """Return whether the gradient of one of these elements is kept where its tile is."""
-        tiles = (tile for run in runs for tile in self.schedule.tiles_of(run))
-        found = (self.place(tile) for tile in tiles) if self._places else ()
-        return any(place is not None and place.keeps_grad for place in found)
-
     def grads_of(self, run: Tile, home: Tensor) -> list[Tensor]:
         """Return where the gradient of a run of elements is kept, in pieces, each 1-D.
 

@@ -350,6 +350,10 @@ def _gradients_on_host(of: Workload, has_gpu: bool) -> Iterator[Array]:
         yield Array("fp32 gradients", _locked(FP32_BYTES * part, locks), HOST, READY)
         weights = _locked(of.weight_bytes * part, locks)
         yield Array("weights on their way to the device", weights, HOST, READY)
+    elif has_gpu:
+        bucket = float(FP32_BYTES * min(of.bucket_numel, part))
+        when = frozenset({M.FULL, M.REDUCED, M.KEPT})
+        yield Array("fp32 gradients on their way", bucket, DEVICE, when)
     yield Array("gradient on its way", _locked(whole, locks and is_stock), HOST, READY)
     yield Array("gradient on its way, on the device", whole, DEVICE, READY)
     norm = FP64_BYTES * min(largest, part)

@@ -320,8 +320,7 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     if not machine.gpus or not workload.host_share:
         return 0.0
     if workload.stage < 3:
-        flush = _flat_flush_s(workload, machine)
-        return max(0.0, flush - workload.accumulation * back_s) if workload.overlaps else flush
+        return _flat_flush_s(workload, machine, back_s)
     numel = sum(workload.subgroups) * workload.passing_share
     if not numel:
         return 0.0
@@ -347,12 +346,23 @@ def flat_copies(workload: Workload) -> tuple[float, float]:
     return FP32_BYTES * (1 - workload.device_share) + sums * size, max(0, sums - 1) * size
 
 
-def _flat_flush_s(workload: Workload, machine: Machine) -> float:
-    """Return what those copies take: they are page-locked, on the stream that computes."""
+def _flat_flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
+    """Return what those copies add: they are page-locked, on the stream that computes.
+
+    This package's engine sends the last one, in fp32, behind backward; at stage 1 it comes after.
+    """
     numel = sum(workload.subgroups) * workload.host_share
     home, back = flat_copies(workload)
-    seconds = home / machine.rate("d2h_bytes_per_s")
-    return numel * (seconds + (back / machine.rate("h2d_bytes_per_s") if back else 0.0))
+    rate = machine.rate("d2h_bytes_per_s")
+    seconds = home / rate + (back / machine.rate("h2d_bytes_per_s") if back else 0.0)
+    if workload.overlaps:
+        return max(0.0, numel * seconds - workload.accumulation * back_s)
+    hidden = 0.0
+    if workload.software is None and workload.stage == 2:
+        last = FP32_BYTES * numel * (1 - workload.device_share) / rate
+        shown = min(1.0, workload.bucket_numel / (workload.dp * numel)) if numel else 0.0
+        hidden = min(back_s, last * (1 - shown))
+    return numel * seconds - hidden
 
 
 def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:

@@ -94,7 +94,8 @@ class GradientFlush(Gradients):
         self._active: set[int] = set()
         self._is_window_open = False
         self._has_warned = False
-        self._flushes = Flushes(lanes, stock.reduce_bucket_size)
+        # As much in flight as stock allows: about two buckets of gradients in fp32.
+        self._flushes = Flushes(lanes, 2 * stock.reduce_bucket_size * torch.float32.itemsize)
 
     def set_callback(self, on_final: Callable[[int], None]) -> None:
         """Call ``on_final`` with each parameter whose final gradient is on its way home."""
