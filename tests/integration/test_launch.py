@@ -43,7 +43,7 @@ def test_a_good_run_leaves_its_whole_record(results):
 @pytest.mark.parametrize(
     ("how", "ranks", "code", "name", "cause"),
     [
-        ("fail", "2", 1, "failed", "ValueError: the trainer's own words"),
+        again("fail", "2", 1, "failed", "ValueError: the trainer's own words"),
         again("silent", "1", 1, "failed", "'end'"),
         again("killed", "1", 137, KILLED, "SIGKILL"),
         again("killed", "2", 1, KILLED, "SIGKILL"),
@@ -58,7 +58,7 @@ def test_a_bad_run_has_a_true_exit_code_and_a_cause(tmp_path, how, ranks, code, 
     assert record["last_lines"]
 
 
-@pytest.mark.parametrize(("number", "ranks"), [again(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(("number", "ranks"), [again(signal.SIGINT, 1), again(signal.SIGTERM, 2)])
 def test_a_signal_ends_every_process_of_the_run_and_no_other(tmp_path, sleeper, ranks, number):
     results = tmp_path / "r"
     process = start("hang", results, "--dp", str(ranks))

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 from fake_runs import finish, pids, start, status
 from link_worker import FIRST_ADDRESS, RUNS
 from processes import python_path, wait_for
+from ranks import run_ranks
 from trainer_runs import write_corpus
 
 from configs.files import ROOT
@@ -112,22 +115,35 @@ SMALL = (
 )
 
 
+def without_links(run_dir, folder):
+    """Train the same run again on the machine's own interface; its folder."""
+    run = json.loads((run_dir / "run.json").read_text())
+    run["point"]["link_mbit"] = 0
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(run))
+    shutil.copy(run_dir / "ds_config.json", folder)
+    words = ("-m", "launch.pretrain_pipeline", folder / "run.json")
+    paths = python_path(ROOT, ROOT / "src")
+    run_ranks(*words, num_ranks=2, modules=prepared.MEGATRON, PYTHONPATH=paths)
+    return folder
+
+
 def test_counted_bytes_are_the_kernels_and_links_change_no_bit(tmp_path):
     """Headers and acknowledgements come on top; an evaluation, start and end are not counted."""
     corpus = tmp_path / "data" / "corpus"
     corpus.parent.mkdir()
     write_corpus(corpus)
     command = [sys.executable, "-m", "launch.run", "tiny", "--study", "optimus-cc", *SMALL]
-    ends, folders = [], [tmp_path / "plain", tmp_path / "linked"]
-    for folder, mbit in zip(folders, ("0", "80"), strict=True):
-        own = ["--link-mbit", mbit, "--results-dir", str(folder), "--data-prefix", str(corpus)]
-        subprocess.run([*command, *own], cwd=ROOT, capture_output=True, check=True)
-        (metrics,) = folder.glob("optimus-cc/single/log-*/run-001/metrics.jsonl")
-        ends.append(json.loads(metrics.read_text().splitlines()[-1]))
-    plain, linked = ends
+    command += ["--link-mbit", "80", "--results-dir", str(tmp_path), "--data-prefix", str(corpus)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    (run_dir,) = tmp_path.glob("optimus-cc/single/log-*-link80-*/run-001")
+    folders = (without_links(run_dir, tmp_path / "plain"), run_dir)
+    plain, linked = (
+        json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in folders
+    )
     assert linked["weights_sha256"] == plain["weights_sha256"]
     assert linked["counted_sent_mib"] == plain["counted_sent_mib"] > 10
     assert "kernel_sent_mib" not in plain
     assert 1.0 < linked["kernel_sent_mib"] / linked["counted_sent_mib"] < 1.02
-    (log,) = folders[1].glob("optimus-cc/single/log-*-link80-*/run-001/log-*-link80-*.log")
+    (log,) = run_dir.glob("log-*-link80-*.log")
     assert log.read_text().startswith("[launch] ranks behind links of 80 Mbit/s each way")

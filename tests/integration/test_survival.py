@@ -86,6 +86,7 @@ def test_a_killed_rank(tmp_path, sleeper):
     assert living(ranks) == []
 
 
+@pytest.mark.exhaustive  # a killed sweep, in `make test`, leaves one as well
 def test_a_killed_driver_leaves_a_run_that_can_be_ended(tmp_path, sleeper):
     results = tmp_path / "r"
     process = start("hang", results)

@@ -50,10 +50,15 @@ class Rows:
         return add
 
     def run(self, report, extent, folder):
-        """Keep in ``report`` what is wrong with each row."""
+        """Keep in ``report`` what is wrong with each row.
+
+        The extent ``few`` runs a row by one policy, ``alone`` leaves out those of several numbers
+        of ranks as well, and ``all`` runs all.
+        """
         for number, (name, row) in enumerate(self.rows.items()):
             wanted = re.search(os.environ.get("ROWS_ONLY", ""), name)
-            if NUM_RANKS not in row.ranks or not wanted:
+            is_seen_by_more = extent == "alone" and row.ranks != (NUM_RANKS,)
+            if NUM_RANKS not in row.ranks or is_seen_by_more or not wanted:
                 continue
             begin = time.perf_counter()
             if row.policies:
@@ -66,7 +71,7 @@ class Rows:
 
 
 def by_turns(policies, number, extent):
-    """Return all policies, or in the extent ``few`` the one whose turn it is."""
+    """Return all policies, or if not all is run the one whose turn it is."""
     name = [*policies][number % len(policies)]
     return policies if extent == "all" else {name: policies[name]}
 

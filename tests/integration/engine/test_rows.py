@@ -1,6 +1,7 @@
 """Groups of rows that are checks: rules, failures, refusals, checkpoints, backward, residency.
 
-Pipelines and sequence parallelism are rows like any other as well.
+Pipelines and sequence parallelism are rows like any other as well. A row that two ranks run need
+not be run by one as well: extent ``alone`` has those that nobody else runs.
 """
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 ON_CUDA = torch.cuda.is_available()
 EMULATED = pytest.mark.skipif(ON_CUDA, reason="breaks the emulated device, or its rules")
 TWO = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs or none")
+BY_ONE = "few" if torch.cuda.device_count() == 1 else "alone"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -27,12 +29,14 @@ def checkpoints(tmp_path_factory):
         pytest.param("failures", 2, "few", marks=EMULATED),
         pytest.param("weights", 1, "few", marks=EMULATED),
         pytest.param("setup", 1, "few", marks=EMULATED),
-        pytest.param("background", 1, "few"),
+        ("background", 1, BY_ONE),
+        pytest.param("background", 1, "few", marks=pytest.mark.exhaustive),
         pytest.param("background", 2, "few", marks=TWO),
         pytest.param("background", 4, "few", marks=[pytest.mark.exhaustive, EMULATED]),
-        ("backward", 1, "few"),
+        ("backward", 1, BY_ONE),
+        pytest.param("backward", 1, "few", marks=pytest.mark.exhaustive),
         pytest.param("backward", 2, "few", marks=TWO),
-        pytest.param("stays", 1, "few", marks=EMULATED),
+        pytest.param("stays", 1, BY_ONE, marks=EMULATED),
         pytest.param("stays", 2, "few", marks=EMULATED),
         pytest.param("stays", 1, "all", marks=[pytest.mark.exhaustive, EMULATED]),
         pytest.param("checkpoints", 2, "few", marks=TWO),

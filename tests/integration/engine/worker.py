@@ -1,7 +1,8 @@
 """Run rows of the tables as every rank of a job; write what is wrong with each as JSON.
 
 ``worker.py GROUP[,GROUP...] EXTENT OUT FOLDER``. The extent says how many of the runs are made:
-``few`` or ``all``, and of the table of equality also ``once``. Not a test itself.
+``few`` or ``all``, of the table of equality also ``once``, and of checks also ``alone``. Not a test
+itself.
 """
 
 import importlib

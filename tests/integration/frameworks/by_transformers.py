@@ -1,12 +1,14 @@
 """Training under Hugging Face's Trainer. Not a test itself."""
 
+import os
+
 import comparison
 import tiny_llama
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
 # Not a multiple of micro-batch x accumulation: an epoch ends with a short window.
-NUM_SAMPLES = 22
+NUM_SAMPLES = 11 * int(os.environ["WORLD_SIZE"])
 SAVE_AFTER = 5
 
 
