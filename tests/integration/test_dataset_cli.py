@@ -34,6 +34,7 @@ def test_the_trainers_keys_are_in_the_manifest_beside_the_pair(built):
     assert facts["vocab_size"] == 8192
     assert facts["eod"] == 0
     assert facts["documents"] > 400
+    assert 2_000_000 < facts["text_bytes"] < 8_000_000
     assert facts["tokens"] > 500_000
 
 

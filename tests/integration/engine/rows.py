@@ -76,10 +76,16 @@ def by_turns(policies, number, extent):
     return policies if extent == "all" else {name: policies[name]}
 
 
+@functools.cache
+def stock_of(act):
+    """An act under stock, of which a negative control may ask again."""
+    return play(act, None)
+
+
 def compare(act, policies):
     """Return what differs from stock under each policy, or the error that stopped the act."""
     try:
-        stock = play(act, None)
+        stock = stock_of(act)
     except Exception as error:  # noqa: BLE001 - the other rows are to run as well
         told = tell(error)
         return {name: [f"stock itself: {told}"] for name in policies}

@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import json
 
@@ -6,7 +7,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import make_point
-from dataset import indexed
+from dataset import embedded, indexed
 from launch import data, sweep
 from launch.data import data_prefix, data_record, data_words, look_at, with_data
 from launch.identity import data_facts, point_key
@@ -208,7 +209,14 @@ def test_the_papers_corpus_must_fit(oscar):
         run_main(["tiny", *DRY, "--data-prefix", "oscar-1gb"])
 
 
-def test_the_embedded_corpus_is_found_once_it_is_made(cache):
+def test_the_embedded_corpus_is_found_once_it_is_made(cache, tmp_path, monkeypatch):
+    """Of a library that is read at once; `python -m dataset` is tested on the interpreter's own."""
+    for name, text in {"pydoc_data/topics.py": "topics = {'a': 'b'}", "abc.py": "'Abc.'"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    small = functools.partial(embedded.Corpus, stdlib=tmp_path, vocab_size=300)
+    for module in (data, embedded):
+        monkeypatch.setattr(module, "Corpus", small)
     assert data_words("").endswith("made when it is first needed")
     prefix = data_prefix("")
     data.prepared.cache_clear()

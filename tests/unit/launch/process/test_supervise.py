@@ -332,7 +332,7 @@ def test_a_young_stranger_is_asked_again_and_an_old_one_is_not(leftover, monkeyp
     answers = iter([False, True])  # it had not loaded its program when it was looked at first
     monkeypatch.setattr(Members, "_has", lambda self, one: next(answers))
     monkeypatch.setattr(psutil, "process_iter", lambda: [process])
-    monkeypatch.setattr(module, "_age_s", lambda _process: age_s)
+    monkeypatch.setattr(process, "create_time", lambda: time.time() - age_s)
     members = Members(TOKEN)
     assert members.sample() == []
     assert members.sample() == ([process] if seen else [])
