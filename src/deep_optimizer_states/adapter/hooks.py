@@ -245,8 +245,14 @@ def _noting_out_of_memory(original: Any, engine: Any, *args: Any, **kwargs: Any)
     """Call DeepSpeed's method; if it runs out of device memory, the next attempt has more."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
-    with engine.optimizer.noting_out_of_memory():
+    from torch import OutOfMemoryError
+
+    try:
+        # Nothing may come after a backward that is whole: an error then would have it repeated.
         return original(engine, *args, **kwargs)
+    except OutOfMemoryError as error:
+        engine.optimizer.give_memory_back(error)
+        raise
 
 
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:

@@ -586,27 +586,20 @@ class InterleavedOptimizer:
         finally:
             self._is_reading = before
 
-    @contextlib.contextmanager
-    def noting_out_of_memory(self) -> Iterator[None]:
-        """Give all device memory back that state is kept in, if an allocation fails."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            with contextlib.suppress(UpdateError):  # it is raised by whatever is called next
-                if taken := self._give_memory_back():
-                    error.add_note(
-                        f"deep_optimizer_states kept optimizer state in {taken} bytes of device "
-                        "memory and has given them back, so that the next attempt has them; "
-                        f'"{DEVICE_MEMORY}" says how many it may take'
-                    )
-            raise
-
-    def _give_memory_back(self) -> int:
-        update = self._update
-        if not update.is_begun:
-            self.background.wait()
-        with self.background.changing("giving device memory back"):
-            return update.cache.run_out()
+    def give_memory_back(self, error: torch.OutOfMemoryError) -> None:
+        """Give all device memory back that state is kept in, and say so in a note of ``error``."""
+        update, taken = self._update, 0
+        with contextlib.suppress(UpdateError):  # it is raised by whatever is called next
+            if not update.is_begun:
+                self.background.wait()
+            with self.background.changing("giving device memory back"):
+                taken = update.cache.run_out()
+        if taken:
+            error.add_note(
+                f"deep_optimizer_states kept optimizer state in {taken} bytes of device memory and "
+                f'has given them back, so that the next attempt has them; "{DEVICE_MEMORY}" says '
+                "how many it may take"
+            )
 
     def _release_state(self) -> None:
         """Let whoever asked write state that is still to be saved; stock's step only reads it."""
