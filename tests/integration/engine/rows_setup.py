@@ -14,6 +14,7 @@ from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
 from seams import (
     EmulatedDevice,
     Faults,
+    HostRoom,
     Memory,
     UpdateError,
     Wait,
@@ -201,8 +202,8 @@ def host_memory():
     """What the lanes hand out, and the bytes that were asked for before."""
     asked, given = [], []
 
-    def ask(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes):
-        asked.append(host_numel * state_bytes + buffer_bytes)
+    def ask(room, host_numel, buffer_bytes, remedy):
+        asked.append(host_numel * room.state_bytes + buffer_bytes)
 
     def recording(name):
         take = getattr(EmulatedDevice, name)
@@ -214,7 +215,7 @@ def host_memory():
         return mock.patch.object(EmulatedDevice, name, take_and_note)
 
     with (
-        mock.patch.object(homes, "check_host_memory", ask),
+        mock.patch.object(HostRoom, "check", ask),
         recording("host_home"),
         recording("empty_host"),
     ):
