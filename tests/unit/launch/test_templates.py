@@ -34,18 +34,45 @@ def test_the_array_has_a_task_for_each_point_of_the_sweep_that_it_names(schedule
 
 
 @pytest.mark.parametrize("scheduler", TASK)
-def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(tmp_path, scheduler):
+def test_a_task_takes_the_shells_place_and_is_told_its_point(tmp_path, scheduler):
+    """So that a signal reaches it, as the next test shows for one of them."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$$" "$PWD" "$@"\n')
+    python.chmod(0o755)
+    script = tmp_path / "mine.sh"  # a file: of one with -c the last command takes bash's place
+    text = (TEMPLATES / f"{scheduler}.sh").read_text()
+    script.write_text(text.replace(".venv/bin/python", str(python)))
+    process = subprocess.Popen(
+        ["bash", script],
+        cwd=tmp_path if scheduler == "pbs" else ROOT,  # which starts it in the user's home
+        env={**os.environ, TASK[scheduler]: "2", "PBS_O_WORKDIR": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    said = process.communicate()[0].splitlines()
+    words = [
+        "-m",
+        "launch.sweep",
+        "--sweep",
+        "stride",
+        "--size",
+        "full",
+        "--index",
+        "2",
+        "--no-report",
+    ]
+    assert said == [str(process.pid), str(ROOT), *words]
+
+
+def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(tmp_path):
     (tmp_path / "two.toml").write_text(SWEEP.format(tmp_path))
     for end in (".bin", ".idx"):
         (tmp_path / f"data{end}").touch()
     words = f"--sweep {tmp_path}/two.toml --results-dir {tmp_path}/r --trainer-module fake_trainer"
-    text = (TEMPLATES / f"{scheduler}.sh").read_text().replace(".venv/bin/python", sys.executable)
-    script = tmp_path / "mine.sh"  # a file: of one with -c the last command takes bash's place
+    text = (TEMPLATES / "slurm.sh").read_text().replace(".venv/bin/python", sys.executable)
+    script = tmp_path / "mine.sh"
     script.write_text(re.sub(r"sweep=\(.*\)", f"sweep=({words})", text))
-    environment = {
-        **os.environ,
-        **{TASK[scheduler]: "2", "PBS_O_WORKDIR": str(ROOT), "PYTHONPATH": str(FAKES)},
-    }
+    environment = {**os.environ, TASK["slurm"]: "2", "PYTHONPATH": str(FAKES)}
 
     def statuses():
         files = sorted(tmp_path.glob("r/two/log-*/run-*/status.json"))
