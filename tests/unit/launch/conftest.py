@@ -9,6 +9,7 @@ from deep_optimizer_states.predict.memory import GIB
 from launch import task as task_module
 from launch.backends.own import OwnTrainer
 from launch.feasibility import HALF_TYPES, Host
+from launch.process import monitor
 from launch.sweep_runner import SweepPlan
 from launch.task import RunOptions
 
@@ -71,6 +72,7 @@ def plan(tmp_path, monkeypatch):
         (tmp_path / f"data{end}").write_bytes(b"tokens")
     monkeypatch.setattr(task_module, "data_prefix", lambda given: str(tmp_path / "data"))
     monkeypatch.setattr(task_module, "prepared", lambda _name: str(tmp_path / "data"))
+    monkeypatch.setattr(monitor, "LOOK_S", 0.01)  # half a second before each of many runs
 
     def make(trainer, sweep=None, machine=CPU):
         sweep = sweep or load_sweep("basic").small()
