@@ -50,7 +50,7 @@ def run(report, extent, folder):
     for number, (name, case) in enumerate(CASES.items()):
         if re.search(os.environ.get("ROWS_ONLY", ""), name):
             compare_case(report, extent, number, name, shortened(case, extent))
-    compare_two_at_once(report)
+    compare_two_at_once(report, extent)
     resume(report["comparisons"], folder, extent)
 
 
@@ -115,13 +115,13 @@ def ways_in_backward(name, extent):
     return (PREFETCHED,) if "fp16" in case.config else tuple(IN_BACKWARD)
 
 
-def compare_two_at_once(report):
+def compare_two_at_once(report, extent):
     """Two engines of one process, a step of one between the steps of the other."""
-    case = CASES[FIRST_CASE]
+    case = shortened(CASES[FIRST_CASE], extent)
 
     def act(trial, blocks):
         engines = [trial.open(case, block=block) for block in blocks]
-        for step in range(STEPS):
+        for step in range(case.steps):
             for engine in engines:
                 trial.train(engine, steps=1, skip=step)
 
@@ -135,14 +135,14 @@ def compare_two_at_once(report):
 
 def resume(comparisons, folder, extent):
     """Save under one engine, load under another, go on: equal to stock doing the same."""
-    case, blocks = CASES[FIRST_CASE], {"stock": None, **POLICIES}
+    case, blocks = shortened(CASES[FIRST_CASE], extent), {"stock": None, **POLICIES}
     if extent == "once" or (NUM_RANKS > 1 and extent != "all"):
         blocks = {name: blocks[name] for name in FEW_RESUMES}
     for name, block in blocks.items():
         save(case, block, folder / name)
-    stock = go_on(case, None, folder / "stock", steps=STEPS)
+    stock = go_on(case, None, folder / "stock", steps=case.steps)
     for saved, name in exchanges([*blocks], extent):
-        trial = go_on(case, blocks[name], folder / saved, steps=STEPS)
+        trial = go_on(case, blocks[name], folder / saved, steps=case.steps)
         comparisons[f"resume | {saved} to {name}"] = differences(trial, stock)
 
 
