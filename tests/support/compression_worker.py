@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from later import Later
 from torch import distributed as dist, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from optimus_cc import (
     GradientReduction,
@@ -22,8 +22,8 @@ from optimus_cc import (
     Traffic,
     traffic as traffic_module,
 )
-from optimus_cc.pipelining import CompressedStage
 
+pipelining, compressed = Later("torch.distributed.pipelining"), Later("optimus_cc.pipelining")
 HIDDEN, NARROW, TOKENS = 16, 4, 32
 CPU = torch.device("cpu")
 
@@ -43,20 +43,21 @@ class Bottleneck(nn.Module):
 class Pipeline:
     """A pipeline over some ranks, its data, and what its messages were."""
 
-    def __init__(self, ranks, settings, num_micro_batches, dtype=torch.float32, kind=Schedule1F1B):
+    def __init__(self, ranks, settings, num_micro_batches, dtype=torch.float32, kind="1F1B"):
         """``ranks``: a process group of the pipeline's stages."""
         self.stages, self.index = ranks.size(), ranks.rank()
         torch.manual_seed(0)
         modules = [Bottleneck().to(dtype) for _ in range(self.stages)]
         self.module = modules[self.index]
         self.traffic = Traffic()
-        self.stage = CompressedStage(
+        self.stage = compressed.CompressedStage(
             self.module, self.index, self.stages, CPU, settings, traffic=self.traffic, group=ranks
         )
         self.given, self.received = [], []
         if dtype is torch.float32:
             self._record()
-        self.schedule = kind(self.stage, num_micro_batches, loss_fn=nn.functional.mse_loss)
+        schedule = getattr(pipelining, f"Schedule{kind}")
+        self.schedule = schedule(self.stage, num_micro_batches, loss_fn=nn.functional.mse_loss)
         self.batch = (num_micro_batches * TOKENS, HIDDEN)
         self.dtype = dtype
 
@@ -126,7 +127,7 @@ def pipelines(groups):
     for group in (groups["two"], four):
         for count in (4, 8):
             results[f"late-{group.size()}-{count}"] = Pipeline(group, late, count).run(1)
-        results[f"late-{group.size()}-gpipe"] = Pipeline(group, late, 6, kind=ScheduleGPipe).run(1)
+        results[f"late-{group.size()}-gpipe"] = Pipeline(group, late, 6, kind="GPipe").run(1)
     return results
 
 
@@ -154,7 +155,7 @@ def compression_time(ranks):
 def refusals():
     """What a stage of an interleaved schedule is told."""
     try:
-        CompressedStage(Bottleneck(), 0, 8, CPU, backward(2))
+        compressed.CompressedStage(Bottleneck(), 0, 8, CPU, backward(2))
     except SettingsError as error:
         return str(error)
     return ""
