@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from configs.cli import Parser, run_command, say
 from configs.published import read_published
@@ -128,6 +127,8 @@ def fit(machine: Machine, observations: Sequence[Observation], stages: Sequence[
 
 
 def _fit_stage(start: Machine, seen: Sequence[Observation], stage: Stage) -> Machine:
+    from scipy.optimize import least_squares  # a second, which whoever only predicts need not wait
+
     def errors(logs: NDArray[np.float64]) -> list[float]:
         return [error for _, error in residuals(_scaled(start, stage, np.exp(logs)), seen)]
 
