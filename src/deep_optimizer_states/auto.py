@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from deep_optimizer_states.config import Settings
 
 
@@ -25,5 +27,9 @@ def settle_policy(settings: Settings, num_subgroups: int, has_gpu: bool) -> tupl
         return settings, ""
     if has_gpu:
         return settings, "begins as dynamic, and stays so or becomes all-host by its iterations"
+    changed: dict[str, Any] = {"policy": "all-host"}
     why = "what auto is without a GPU to share the update with"
-    return settings.model_copy(update={"policy": "all-host"}), why
+    if "just_in_time_forward" not in settings.model_fields_set:
+        changed["just_in_time_forward"] = False
+        why += "; step() waits, since forward needs the same cores"
+    return settings.model_copy(update=changed), why

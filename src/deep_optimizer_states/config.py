@@ -63,7 +63,8 @@ class Settings(BaseModel):
     below 1. Left out under ``auto`` and ``dynamic`` at stage 3: as much as host memory holds."""
     just_in_time_forward: bool = True
     """Return from ``step()`` once the update is launched, and let whoever uses a parameter wait for
-    its own tiles; at stages 1 and 2 on one rank alone. No result depends on it."""
+    its own tiles; at stages 1 and 2 on one rank alone, and without a GPU under ``auto`` only if it
+    is given. No result depends on it."""
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements, a multiple of 16. No result
     depends on it."""
