@@ -7,9 +7,11 @@ import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -622,3 +624,28 @@ def after_uninstall(folder):
             same(play(training, {**block, "checkpoint": "background"}), play(training, None))
         finally:
             install()
+
+
+@ROWS.check("nothing of ours runs between a backward that is whole and its caller", case=STAGE_3)
+@ROWS.check("nothing of ours runs after a backward that is whole, stage 2", case=STAGE_2)
+def nothing_after_backward(_folder, case):
+    """An error there, such as Ctrl-C, would have a micro-batch repeated that counts already."""
+    stock, calls = hooks.originals[deepspeed.DeepSpeedEngine, "backward"].__code__, []
+    ours = str(Path(hooks.__file__).parents[1])
+
+    def note(frame, event, _):
+        if event == "return" and frame.f_code is stock:
+            calls.clear()
+        elif event == "call" and frame.f_code.co_filename.startswith(ours):
+            calls.append(frame.f_code.co_name)
+
+    with Trial(STRIDE) as trial:
+        engine = trial.open(case)
+        loss = trial.loss(engine)
+        sys.setprofile(note)
+        try:
+            engine.backward(loss)
+        finally:
+            sys.setprofile(None)
+        assert calls == []
+        trial.end(engine)
