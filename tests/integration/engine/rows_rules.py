@@ -38,6 +38,7 @@ LEFT_OUT = {
         (Wait.STEPPED, STRIDE, "GPU"),
         (Wait.SLOT_FREE, STRIDE, "D2H"),
         (Wait.STAGING_FREE, ALL_HOST, "weights"),
+        (Wait.GRADS_FLUSHED, STRIDE, "grads"),
         (Wait.WEIGHTS_READY, STRIDE, ""),
         (Wait.PREFETCHED, CACHED, "H2D"),
         (Wait.GRADS_FLUSHED, CACHED, "grads"),
