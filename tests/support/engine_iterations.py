@@ -13,7 +13,9 @@ from engine_updates import (
     make_executor,
     make_scalars,
     make_subgroups,
+    make_update,
     make_work,
+    run_update,
     send_ahead,
 )
 
@@ -22,8 +24,7 @@ from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
-from deep_optimizer_states.core.schedule import AllAtOnce
-from deep_optimizer_states.core.update_worker import Update, UpdateWorker
+from deep_optimizer_states.core.update_worker import UpdateWorker
 
 MICRO_STEPS = 2
 
@@ -116,15 +117,9 @@ def run_iterations(device, schedule, steps=2, stays=0, ahead=0, move=None):
 
 def _launch(background, flusher, run):
     executor, device, schedule, work = run
-    update, after = Update(len(work)), executor.caller_events()
-    arrivals = AllAtOnce(range(len(work)), chain_of=executor._cache.chain_of)
-    actions = schedule.actions(arrivals, executor.start_split, executor.has_room)
-
-    def run():
-        executor.follow(after)
-        executor.run(work, actions, update.issued)
-
-    background.launch(update, run)
+    update = make_update(executor, range(len(work)))
+    update.give_rest(dict(enumerate(work)), executor.caller_events())
+    background.launch(update, lambda: run_update(executor, schedule, update))
 
     def wait_for(number, why):
         tiles = [idx for idx, tile in enumerate(schedule.tiles) if tile.subgroup == number]

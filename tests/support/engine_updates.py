@@ -9,12 +9,13 @@ import torch
 
 from deep_optimizer_states.core import cache as core_cache
 from deep_optimizer_states.core.cache import TileCache, Types
+from deep_optimizer_states.core.device.base import Reached
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.executor import Executor, TileArgs
+from deep_optimizer_states.core.executor import Executor
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
-from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
-from deep_optimizer_states.core.update_worker import TileQueue
+from deep_optimizer_states.core.schedule import Schedule
+from deep_optimizer_states.core.update import TileArgs, Update
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -96,12 +97,28 @@ def first_scalars():
     return make_scalars(1, BetaPowers(GROUP["betas"]))
 
 
+def closed_update(num_tiles):
+    """An update without tiles' work, which waits for no more of it."""
+    update = Update(range(num_tiles), lambda tile: (), lambda after: None)
+    update.give_rest({}, (Reached(), Reached()))
+    return update
+
+
+def make_update(executor, order):
+    return Update(order, executor._cache.chain_of, executor.follow)
+
+
+def run_update(executor, schedule, update):
+    """Run an update, whose tiles may still come, on this thread."""
+    executor.run(update, schedule.actions(update, executor.start_split, executor.has_room))
+
+
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
-    executor.follow(executor.caller_events())
-    arrivals = AllAtOnce(range(len(schedule.tiles)), chain_of=executor._cache.chain_of)
-    executor.run(
-        work, schedule.actions(arrivals, executor.start_split, executor.has_room), on_issued
-    )
+    """Run an update that has all its tiles."""
+    update = make_update(executor, range(len(schedule.tiles)))
+    update.issued = on_issued
+    update.give_rest(dict(enumerate(work)), executor.caller_events())
+    run_update(executor, schedule, update)
 
 
 class Setup:
@@ -119,15 +136,13 @@ class Setup:
         run_once(self.executor, self.schedule, self.work, *on_issued)
         return self.executor.last_plan
 
-    def hand_over(self, tile_queue, *on_issued):
+    def make_update(self, order):
+        """An update without tiles yet."""
+        return make_update(self.executor, order)
+
+    def run(self, update):
         """Run it with tiles that come one by one."""
-        run_tile_queue(self.executor, self.schedule, tile_queue, self.work, *on_issued)
-
-
-def run_tile_queue(executor, schedule, tile_queue, work, on_issued=lambda tile, event: None):
-    """Run an update whose tiles come one by one."""
-    actions = schedule.actions(tile_queue, executor.start_split, executor.has_room)
-    executor.run(work, actions, on_issued, lambda: not tile_queue.is_open)
+        run_update(self.executor, self.schedule, update)
 
 
 def start_thread(work):
@@ -194,18 +209,17 @@ def train(  # noqa: PLR0913 - each is a thing of its own
 
 
 def _hand_over(executor, schedule, work, flush, parts, start):
-    known, count, cache = {}, len(work), executor._cache
-    tile_queue = TileQueue(range(count), cache.chain_of, executor.follow)
-    join = start(functools.partial(run_tile_queue, executor, schedule, tile_queue, known))
+    count, cache = len(work), executor._cache
+    update = make_update(executor, range(count))
+    join = start(functools.partial(run_update, executor, schedule, update))
     order = [n for part in range(parts) for n in range(count)[::-1][part::parts]]
     for part in range(parts):
-        mine = order[part * count // parts : (part + 1) * count // parts]
-        for number in mine:
+        mine = {}
+        for number in order[part * count // parts : (part + 1) * count // parts]:
             flush(number)
-            known[number] = replace(work[number], place=cache.claim(number))
-        if part + 1 < parts:
-            tile_queue.give(mine, executor.caller_events())
-    tile_queue.give_rest(executor.caller_events())
+            mine[number] = replace(work[number], place=cache.claim(number))
+        give = update.give if part + 1 < parts else update.give_rest
+        give(mine, executor.caller_events())
     join()
 
 

@@ -78,10 +78,9 @@ class Barrier:
         # Read only once: a signal handler that saves may end the update at any point from here.
         if update is None or tiles is None:
             return
-        tile_queue = update.tile_queue
-        if tile_queue is None or not tile_queue.is_open:
+        if not update.is_open:
             update.wait(tiles, self._lanes, why)
-        elif not tile_queue.handed_over.isdisjoint(tiles):
+        elif not update.work.keys().isdisjoint(tiles):
             self.background.fail(UpdateError(_TOO_EARLY[why]))
 
     @property

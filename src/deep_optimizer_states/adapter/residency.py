@@ -16,7 +16,7 @@ import torch
 from torch.nn import Module
 
 from deep_optimizer_states.adapter.in_flight import ModuleHook
-from deep_optimizer_states.adapter.update_phase import UpdatePhase
+from deep_optimizer_states.adapter.launcher import UpdateLauncher
 from deep_optimizer_states.core.update_worker import UpdateWorker
 
 
@@ -24,13 +24,13 @@ class Residency:
     """Fills the cache of a rank while there is room, and empties it where others need the memory.
 
     Args:
-        update: Whose cache it is.
+        launcher: Whose cache it is.
         background: The thread of updates, which own the places of their tiles while they run.
     """
 
-    def __init__(self, update: UpdatePhase, background: UpdateWorker) -> None:
-        self._update = update
-        self._cache = update.cache
+    def __init__(self, launcher: UpdateLauncher, background: UpdateWorker) -> None:
+        self._launcher = launcher
+        self._cache = launcher.cache
         self._background = background
 
     def begin_forward(self) -> None:
@@ -46,7 +46,7 @@ class Residency:
         """See that others have the memory that they need, which a layer takes too."""
         if not self._cache.look():
             return
-        if self._background.is_running and not self._update.is_begun:
+        if self._background.is_running and not self._launcher.is_begun:
             self._background.wait()  # what the update has is free once it has ended
         with self._background.changing("giving device memory back"):
             self._cache.relieve()
@@ -59,13 +59,13 @@ class Residency:
         """
         self.look()
         # Before the first update nobody knows what it needs, and the last one may still flush.
-        if ends_window and self._update.num_updates and not self._background.is_running:
+        if ends_window and self._launcher.num_updates and not self._background.is_running:
             with self._background.changing("backward"):
-                self.send_ahead(self._update.order)
+                self.send_ahead(self._launcher.order)
 
     def send_ahead(self, order: Sequence[int]) -> None:
         """Prefetch state of the tiles that come first in ``order``."""
-        self._cache.send_ahead(order, self._update.has_given)
+        self._cache.send_ahead(order, self._launcher.has_given)
 
     def drop(self) -> None:
         """Forget what was sent ahead and may not stay: nobody is about to step."""

@@ -42,15 +42,14 @@ from deep_optimizer_states.adapter.barrier import Barrier
 from deep_optimizer_states.adapter.flushes import Flushes
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice, measure_host
 from deep_optimizer_states.adapter.in_flight import WeightsInFlight
-from deep_optimizer_states.adapter.residency import LooksInForward, Residency
-from deep_optimizer_states.adapter.update_phase import (
-    Gradients,
+from deep_optimizer_states.adapter.launcher import Gradients, settle_schedule
+from deep_optimizer_states.adapter.optimizer import (
     InterleavedOptimizer,
     refuse_autocast,
     refuse_native_pins,
-    settle_schedule,
     stand_in_for_step,
 )
+from deep_optimizer_states.adapter.residency import LooksInForward, Residency
 from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.cache import TileCache
 from deep_optimizer_states.core.device.base import Device
@@ -114,8 +113,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             super().__init__(init_optimizer, *args, **kwargs)
             if self._settings.just_in_time_forward:
                 self._weights = self._make_weights_in_flight(get_module)
-            if self._update.cache.is_on:
-                self._residency = Residency(self._update, self.background)
+            if self._launcher.cache.is_on:
+                self._residency = Residency(self._launcher, self.background)
                 self._looks = LooksInForward(get_module(), self._residency.look)
         except BaseException:
             self._close_after_failure()
@@ -138,10 +137,10 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         cache = self._make_cache(schedule, LateScaled.dtype)
         self._gradients = LateScaled(self, slices, self._lanes, cache, self.background.wait)
         self._take_memory()
-        self._update = self._make_update(schedule, self._homes, self._gradients, cache)
+        self._launcher = self._make_launcher(schedule, self._homes, self._gradients, cache)
         self._is_made = True
         self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
-        self._update.announce(2 if self.partition_gradients else 1, why_policy)
+        self._launcher.announce(2 if self.partition_gradients else 1, why_policy)
 
     def _refuse_other_types(self) -> None:
         refuse_autocast(self)
@@ -270,7 +269,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         """Load a checkpoint, stock's or a universal one; loaded moments return to their home."""
         if self.is_cut_short:
             self._forget_window()
-        with self._update.loading(is_whole=bool(load_optimizer_states)):
+        with self._launcher.loading(is_whole=bool(load_optimizer_states)):
             super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
         self._relink_moments()
 
@@ -358,7 +357,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         weights = self._weights
         self._is_left_in_flight = weights is not None and weights.may_wait
         order = weights.next_order() if weights is not None and self._is_left_in_flight else None
-        self._update.launch(order, self._grad_scale)
+        self._launcher.launch(order, self._grad_scale)
         with self._handing_out(self._masters):  # of which it makes views
             self._lazy_init_hp_params_optimizer_state()
         self._hidden.enter_context(self._nothing_to_copy())

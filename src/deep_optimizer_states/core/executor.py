@@ -30,12 +30,11 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-from deep_optimizer_states.core.cache import Buffers, Content, Place, TileCache, copy_all
+from deep_optimizer_states.core.cache import Buffers, Content, TileCache, copy_all
 from deep_optimizer_states.core.device.base import Event, Reached, Stamp, Wait
-from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
+from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Action, Kind, Plan
 from deep_optimizer_states.core.policies import Flight, HostStep, PlaceTile, RunTimeSplit
@@ -45,31 +44,8 @@ from deep_optimizer_states.core.schedule import (
     NUM_SLOTS,
     NUM_STAGING_BUFFERS,
 )
+from deep_optimizer_states.core.update import After, TileArgs, Update
 from deep_optimizer_states.errors import UpdateError
-
-
-@dataclass(frozen=True)
-class TileArgs:
-    """All that the step of one tile needs.
-
-    Attributes:
-        name: Its name in errors.
-        tensors: State, gradient and weights where they live.
-        scalars: Adam's scalars.
-        tail_start: First element rounded as a tail.
-        place: Device memory of its own, if it has some.
-    """
-
-    name: str
-    tensors: AdamTensors
-    scalars: AdamScalars
-    tail_start: int
-    place: Place | None = None
-
-    @property
-    def live(self) -> AdamTensors:
-        """Its tensors where the newest of each is, before the update and after it."""
-        return self.tensors if self.place is None else self.place.live(self.tensors)
 
 
 class Executor:
@@ -165,7 +141,7 @@ class Executor:
         for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
 
-    def caller_events(self) -> tuple[Event, Event]:
+    def caller_events(self) -> After:
         """Return what an update launched now must wait for; call it on the caller's thread.
 
         Returns:
@@ -173,7 +149,7 @@ class Executor:
         """
         return self._device.record_caller(), self._device.grads.record()
 
-    def follow(self, after: tuple[Event, Event]) -> None:
+    def follow(self, after: After) -> None:
         """Order what is issued from now on after the caller's work."""
         # Weights are still being read by what the caller has queued (backward, all-gathers); slots
         # may be memory that it used before.
@@ -185,29 +161,21 @@ class Executor:
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
 
-    def run(
-        self,
-        work: Sequence[TileArgs] | Mapping[int, TileArgs],
-        actions: Iterable[Action],
-        on_issued: Callable[[int, Event], None],
-        is_norm_known: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def run(self, update: Update, actions: Iterable[Action]) -> None:
         """Update every tile; returns when all state and weights are in place.
 
         Args:
-            work: What each tile needs, by index; complete when the actions end.
+            update: Its tiles; it is told of each when work is issued that writes the tile's
+                weights, and reads its gradient.
             actions: What to do, in order; may be decided while it runs. ``last_plan`` holds it
                 afterwards. They call :meth:`follow` where they come from the caller.
-            on_issued: Called with each tile and the event after which its weights are written and
-                its gradient has been read.
-            is_norm_known: Whether the gradients' norm is known by now.
 
         Raises:
             PlanError: The actions do not step every tile once.
             UpdateError: Work on a lane failed or did not end in time.
         """
         begin = time.perf_counter()
-        self._on_issued = on_issued
+        self._on_issued, work = update.issued, update.work
         self._is_sharing = False
         self._in_flight.clear()
         self._flights.clear()
@@ -216,7 +184,7 @@ class Executor:
         self._came_ahead.clear()
         try:
             for action in actions:
-                before_norm += not is_norm_known()
+                before_norm += update.is_open
                 self._issue[action.kind](action.tile, work[action.tile])
                 done.append(action)
         except BaseException:

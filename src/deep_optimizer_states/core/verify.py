@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.core.device.base import Device, Wait
-from deep_optimizer_states.core.executor import TileArgs
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
     AdamTensors,
@@ -31,6 +30,7 @@ from deep_optimizer_states.core.kernels.adam import (
     tail_within,
 )
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
+from deep_optimizer_states.core.update import TileArgs
 from deep_optimizer_states.errors import KernelError, UpdateError
 
 PART_NUMEL = 2048

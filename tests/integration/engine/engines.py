@@ -208,7 +208,7 @@ class Steps:
 
 def num_updates(engine):
     """Updates so far of an engine of ours; 0 of stock's."""
-    update = getattr(engine.optimizer, "_update", None)
+    update = getattr(engine.optimizer, "_launcher", None)
     return 0 if update is None else update.num_updates
 
 

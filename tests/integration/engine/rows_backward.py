@@ -9,7 +9,7 @@ from deepspeed.utils import set_z3_leaf_modules
 from engines import STRIDE, WIDTH, Net, Trial, answer, lanes_left, play, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, ONE_LAYER_A_BUCKET, THRICE
-from seams import UpdatePhase, cache, inside
+from seams import UpdateLauncher, cache, inside
 
 ROWS = Rows()
 CASE = CASES[FIRST_CASE].changed(config={"gradient_clipping": 0})
@@ -21,14 +21,14 @@ given = []
 
 
 def run(report, extent, folder):
-    launch = UpdatePhase.launch
+    launch = UpdateLauncher.launch
 
-    def counted_launch(update, *args):
-        given.append(len(update._begun.tile_queue.handed_over) if update.is_begun else 0)
-        launch(update, *args)
+    def counted_launch(launcher, *args):
+        given.append(len(launcher._begun.work) if launcher.is_begun else 0)
+        launch(launcher, *args)
 
     with (
-        mock.patch.object(UpdatePhase, "launch", counted_launch),
+        mock.patch.object(UpdateLauncher, "launch", counted_launch),
         # What is sent is then a matter of memory, and not of time.
         mock.patch.object(cache, "MOST_UNDER_WAY", 1000),
         mock.patch.object(cache, "LOOK_S", 0.0),
@@ -37,7 +37,7 @@ def run(report, extent, folder):
 
 
 def update_of(engine):
-    return inside(engine, "update")
+    return inside(engine, "launcher")
 
 
 def settle(engine):

@@ -7,7 +7,7 @@ from engines import POLICIES, SMALL_TILES, STRIDE, differences, play, play_late,
 from late import late
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
-from seams import FlatHomes, LateScaled, UpdatePhase, Wait
+from seams import FlatHomes, LateScaled, UpdateLauncher, Wait
 
 ROWS = Rows()
 run = ROWS.run
@@ -90,13 +90,13 @@ def overwritten_too_early(_folder):
 @ROWS.check("step() does not wait at stage 2", 2)
 def without_waiting_in_step(_folder):
     """Updates are launched as at stage 3, where somebody else waits for each tile."""
-    launch = UpdatePhase.launch
+    launch = UpdateLauncher.launch
 
     def launch_alone(self, order, grad_scale):
         launch(self, tuple(range(len(self._schedule.tiles))), grad_scale)
 
     expected = stock(AT_STAGE_2)
-    with mock.patch.object(UpdatePhase, "launch", launch_alone), late():
+    with mock.patch.object(UpdateLauncher, "launch", launch_alone), late():
         found = differences_of(AT_STAGE_2)
     assert found != []
     assert expected is stock(AT_STAGE_2)

@@ -21,9 +21,9 @@ from seams import (
     check_device_adam,
     homes,
     inside,
+    launcher,
     read_state,
     steppers,
-    update_phase,
 )
 
 ROWS = Rows()
@@ -249,7 +249,7 @@ def memory_as_taken(_folder):
                 trial.train(engine, 2)
                 sums = getattr(engine.optimizer, "accumulated_grads_in_cpu", {})
                 taken = [*given, *sums.values()]
-                staged = engine.optimizer._update.executor._staging
+                staged = engine.optimizer._launcher.executor._staging
                 assert bool(staged) == (case is not CASES["offload_param"])
                 state = bytes_of(taken) - bytes_of([own.tensors[0] for own in staged])
                 assert asked == [bytes_of(taken)], (name, policy)
@@ -294,7 +294,7 @@ def weights_at_home(_folder, policy):
         assert {t.untyped_storage().data_ptr() for t in kept} == {memory.data_ptr()}
         assert not torch.equal(before, memory)
         assert inside(engine, "schedule").staging_numel == 0
-        plan = str(inside(engine, "update").executor.last_plan)
+        plan = str(inside(engine, "launcher").executor.last_plan)
         for absent in ("WTS", "H2D", "D2H") if policy == "all-host" else ("WTS",):
             assert absent not in plan
 
@@ -308,13 +308,13 @@ for policy in ("all-host", "stride 2", "ratio 0.5", "dynamic"):
 
 def settle_by_iterations(_folder, stage, shared_s, alone_s, policy):
     """A clock tells that iterations of one way are shorter; it ends there, with stock's bits."""
-    settle, found, clock = update_phase.settle_policy, {"now": 1.0}, mock.Mock()
+    settle, found, clock = launcher.settle_policy, {"now": 1.0}, mock.Mock()
     case = CASES[FIRST_CASE] if stage == 3 else AT_STAGE_2
 
     def act(trial):
         engine = trial.open(case)
         if trial.block:
-            split = inside(engine, "update").executor.split
+            split = inside(engine, "launcher").executor.split
 
             def tell():
                 found["now"] += alone_s if split.cpu_only else shared_s
@@ -323,12 +323,12 @@ def settle_by_iterations(_folder, stage, shared_s, alone_s, policy):
             clock.perf_counter.side_effect = tell
         trial.train(engine, 9)
         if trial.block:
-            found["plan"] = str(inside(engine, "update").executor.last_plan)
+            found["plan"] = str(inside(engine, "launcher").executor.last_plan)
             found["chosen"] = [one[:2] for one in engine.optimizer.chosen_policies]
 
     with (
-        mock.patch.object(update_phase, "settle_policy", lambda *given: settle(*given[:2], True)),
-        mock.patch.object(update_phase, "time", clock),
+        mock.patch.object(launcher, "settle_policy", lambda *given: settle(*given[:2], True)),
+        mock.patch.object(launcher, "time", clock),
     ):
         ours = play(act, {**SMALL_TILES})
     same(ours, play(act, None))

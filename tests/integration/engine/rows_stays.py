@@ -54,7 +54,7 @@ def run(report, extent, folder):
 
 
 def cache_of(engine):
-    return inside(engine, "update").cache
+    return inside(engine, "launcher").cache
 
 
 def train_on(trial, engine, steps, between=None):
@@ -206,7 +206,7 @@ def lacking(_folder, share):
     block = {**LACKING, "host_memory_bytes": little_host_memory(share)}
     with Trial(block, memory=Memory(10**8)) as trial:
         engine = trial.open(CASE[3])
-        schedule, chosen = inside(engine, "update")._schedule, engine.optimizer.chosen_policies
+        schedule, chosen = inside(engine, "launcher")._schedule, engine.optimizer.chosen_policies
         assert schedule.resident_tiles
         assert set(schedule.resident_tiles) < {*range(len(schedule.tiles))}
         assert "host memory lacks room, so the device holds " in chosen[0].why
@@ -220,7 +220,7 @@ def nothing_lacks(_folder):
     block = {**LACKING, "host_memory_bytes": little_host_memory(1.01)}
     with Trial(block, memory=Memory(10**8)) as trial:
         engine = trial.open(CASE[3])
-        assert not inside(engine, "update")._schedule.resident_tiles
+        assert not inside(engine, "launcher")._schedule.resident_tiles
         trial.end(engine)
 
 
@@ -395,7 +395,7 @@ def late_flushes(_folder, stage=3):
     engines, early, send_ahead = [], [], TileCache.send_ahead
 
     def watch(cache, order, is_given):
-        background, update = engines[0].optimizer.background, inside(engines[0], "update")
+        background, update = engines[0].optimizer.background, inside(engines[0], "launcher")
         early.append(background.is_running and not update.is_begun)
         send_ahead(cache, order, is_given)
 

@@ -318,7 +318,7 @@ def order_of_reads(_folder):
     with Trial(STRIDE) as trial:
         engine = trial.open(AT_2.changed(make=Backwards))
         trial.train(engine, 3)
-        order, update = inside(engine, "update").order, inside(engine, "weights")
+        order, update = inside(engine, "launcher").order, inside(engine, "weights")
         tiles = update._barrier._tiles_of
         last = tiles[id(engine.module.layers[5].weight)]
         assert list(order[: len(last)]) == list(last)

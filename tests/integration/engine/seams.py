@@ -8,19 +8,19 @@ from deep_optimizer_states.adapter import (
     homes,
     hooks,
     in_flight,
+    launcher,
     own_stream,
     reshard,
     steppers,
-    update_phase,
     zero12,
 )
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.identity import stamped
-from deep_optimizer_states.adapter.update_phase import UpdatePhase
+from deep_optimizer_states.adapter.launcher import UpdateLauncher
 from deep_optimizer_states.adapter.zero3 import gathers
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
-from deep_optimizer_states.core import cache, update_worker as barrier
+from deep_optimizer_states.core import cache
 from deep_optimizer_states.core.cache import Budget, Content, TileCache
 from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.device.base import Wait

@@ -25,9 +25,9 @@ lane.submit("print", lambda: print("last"))
     "between backward and step": (
         """
 from concurrent.futures import ThreadPoolExecutor
-from deep_optimizer_states.core.update_worker import TileQueue
-tile_queue = TileQueue(range(2), lambda tile: (), print)
-ThreadPoolExecutor(1).submit(tile_queue.take, True)
+from deep_optimizer_states.core.update import Update
+update = Update(range(2), lambda tile: (), print)
+ThreadPoolExecutor(1).submit(update.take, True)
 print("over", flush=True)
 """,
         "over\n",

@@ -4,12 +4,14 @@ import threading
 from unittest import mock
 
 import pytest
+from engine_updates import closed_update
 
 from deep_optimizer_states.core.device import emulated
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults, _ThreadEvent
 from deep_optimizer_states.core.threads import Latch, run_guarded
-from deep_optimizer_states.core.update_worker import Update, UpdateWorker, _Run
+from deep_optimizer_states.core.update import Update
+from deep_optimizer_states.core.update_worker import UpdateWorker
 from deep_optimizer_states.errors import UpdateError
 
 ENDS = [MemoryError("no memory"), SystemExit("the thread ends")]
@@ -122,17 +124,17 @@ def test_a_device_that_cannot_be_made_leaves_no_thread(number):
 
 
 @pytest.mark.parametrize("error", ENDS)
-@pytest.mark.parametrize("place", ["_end", "_work_if_wanted"])
+@pytest.mark.parametrize("place", ["_end", "_begin"])
 def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
-    background, update = UpdateWorker(device), Update(1)
-    method, errors = getattr(_Run, place), [error]
+    background, update = UpdateWorker(device), closed_update(1)
+    method, errors = getattr(Update, place), [error]
 
     def fail_once(*args):
         if errors:
             raise errors.pop()
         method(*args)
 
-    with mock.patch.object(_Run, place, fail_once):
+    with mock.patch.object(Update, place, fail_once):
         background.launch(update, lambda: None)
         with pytest.raises(UpdateError, match=r"no memory|the thread ends"):
             background.wait()
@@ -144,7 +146,7 @@ def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
 def test_a_failure_is_untold_until_it_is_raised(device):
     background = UpdateWorker(device)
     for error in ENDS:
-        background.launch(Update(1), mock.Mock(side_effect=error))
+        background.launch(closed_update(1), mock.Mock(side_effect=error))
         background.wait_for_end()
         assert background.untold_failure is error
         with pytest.raises(UpdateError):
@@ -154,10 +156,10 @@ def test_a_failure_is_untold_until_it_is_raised(device):
     background.close()
 
 
-@pytest.mark.parametrize("place", [_Run, "the pool"])
+@pytest.mark.parametrize("place", [Update, "the pool"])
 def test_an_update_that_no_thread_takes_has_ended(device, place):
-    background, update = UpdateWorker(device), Update(1)
-    where = (_Run, "start") if place is _Run else (background._pool, "submit")
+    background, update = UpdateWorker(device), closed_update(1)
+    where = (Update, "start") if place is Update else (background._pool, "submit")
     with (
         mock.patch.object(*where, side_effect=RuntimeError("no thread")),
         pytest.raises(RuntimeError, match="no thread"),
@@ -166,6 +168,6 @@ def test_an_update_that_no_thread_takes_has_ended(device, place):
     with pytest.raises(UpdateError, match="no thread"):
         background.wait()
     background.forget_failure()
-    background.launch(Update(0), lambda: None)
+    background.launch(closed_update(0), lambda: None)
     background.wait()
     background.close()

@@ -3,11 +3,11 @@ import threading
 from threading import Event
 
 import pytest
-from engine_updates import start_thread
+from engine_updates import closed_update, start_thread
 
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.threads import Latch
-from deep_optimizer_states.core.update_worker import Update, UpdateWorker
+from deep_optimizer_states.core.update_worker import UpdateWorker
 from deep_optimizer_states.errors import UpdateError
 
 WHY = Wait.WEIGHTS_READY
@@ -29,7 +29,7 @@ def background(device):
 
 
 def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, background):
-    update, more = Update(2), threading.Event()
+    update, more = closed_update(2), threading.Event()
 
     def run():
         update.issued(0, Reached())
@@ -49,11 +49,11 @@ def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, backgr
     [UpdateError("lane GPU, step of tile 1: out of luck"), SystemExit("of tile 1's thread")],
 )
 def test_whatever_ends_an_update_opens_every_gate_and_surfaces(device, background, failure):
-    update = Update(2)
+    update = closed_update(2)
     background.launch(update, lambda: None)
     update.wait([0, 1], device, WHY)
     background.wait()
-    update = Update(3)
+    update = closed_update(3)
 
     def run():
         raise failure
@@ -70,8 +70,8 @@ def test_whatever_ends_an_update_opens_every_gate_and_surfaces(device, backgroun
 
 
 def test_waiting_is_bounded(device, background, monkeypatch):
-    monkeypatch.setattr("deep_optimizer_states.core.update_worker.WAIT_TIMEOUT_S", 0.1)
-    update, release = Update(1), threading.Event()
+    monkeypatch.setattr("deep_optimizer_states.core.update.WAIT_TIMEOUT_S", 0.1)
+    update, release = closed_update(1), threading.Event()
     background.launch(update, lambda: release.wait(3600))
     with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):
         update.wait([0], device, WHY)
@@ -88,7 +88,7 @@ def test_the_update_runs_on_a_thread_that_is_ready_for_the_device_and_ends(devic
     ready, ran, before = [], [], set(threading.enumerate())
     monkeypatch.setattr(device, "enter_thread", lambda: ready.append(threading.get_ident()))
     background = UpdateWorker(device)
-    background.launch(Update(0), lambda: ran.append(threading.get_ident()))
+    background.launch(closed_update(0), lambda: ran.append(threading.get_ident()))
     background.wait()
     background.close()
     assert ready == ran

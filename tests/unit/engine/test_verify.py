@@ -4,9 +4,9 @@ import pytest
 import torch
 from engine_updates import ADAM, TAIL, first_scalars
 
-from deep_optimizer_states.core.executor import TileArgs
 from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.update import TileArgs
 from deep_optimizer_states.core.verify import PART_NUMEL, Sample, check_device_adam, is_due
 from deep_optimizer_states.errors import KernelError, UpdateError
 

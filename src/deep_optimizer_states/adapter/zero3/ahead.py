@@ -38,8 +38,9 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils import z3_leaf_module
 from typing_extensions import override
 
+from deep_optimizer_states.adapter.launcher import UpdateLauncher
+from deep_optimizer_states.adapter.optimizer import is_in_backward
 from deep_optimizer_states.adapter.residency import Residency
-from deep_optimizer_states.adapter.update_phase import UpdatePhase, is_in_backward
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.config import STEP_BEFORE_NORM, Settings
@@ -109,10 +110,10 @@ class WorkInBackward(Residency):
         layout: Layout,
         schedule: Schedule,
         barrier: GatherBarrier,
-        update: UpdatePhase,
+        launcher: UpdateLauncher,
         is_managed: bool,
     ) -> None:
-        super().__init__(update, barrier.background)
+        super().__init__(launcher, barrier.background)
         self._stock = stock
         self._settings = settings
         self._layout = layout
@@ -162,7 +163,7 @@ class WorkInBackward(Residency):
         self.forget()
         super().begin_window()
         self._disabled_this_window = not self._knows_order or (
-            self._settings.step_before_norm and self._update.is_next_repeated
+            self._settings.step_before_norm and self._launcher.is_next_repeated
         )
 
     def forget(self) -> None:
@@ -190,7 +191,7 @@ class WorkInBackward(Residency):
         self.look()
         if self._disabled_this_window or not self._stock.is_gradient_accumulation_boundary():
             return
-        if self._background.is_running and not self._update.is_begun:
+        if self._background.is_running and not self._launcher.is_begun:
             return  # the last update still flushes
         with self._background.changing("backward"):
             if self._settings.step_before_norm:
@@ -212,9 +213,9 @@ class WorkInBackward(Residency):
                 if not missing:
                     tiles.append(tile)
         if tiles:
-            if not self._update.is_begun:
+            if not self._launcher.is_begun:
                 self._background.wait()
-            self._update.give(self._order(), tiles)
+            self._launcher.give(self._order(), tiles)
 
     def check_step(self, is_skipped: bool) -> None:
         """Check that stock's ``step()`` has not skipped an update that had begun.
@@ -224,7 +225,7 @@ class WorkInBackward(Residency):
         """
         if is_skipped:
             self.drop()
-        if self._update.is_begun:
+        if self._launcher.is_begun:
             self._background.fail(
                 UpdateError(
                     "a gradient is not finite, for which DeepSpeed skips the update, of which "

@@ -31,7 +31,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.adapter.flushes import Flushes
-from deep_optimizer_states.adapter.update_phase import Gradients
+from deep_optimizer_states.adapter.launcher import Gradients
 from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.core.cache import TileCache

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.adapter.homes import measure_host
-from deep_optimizer_states.adapter.update_phase import (
+from deep_optimizer_states.adapter.launcher import settle_schedule
+from deep_optimizer_states.adapter.optimizer import (
     InterleavedOptimizer,
     refuse_autocast,
     refuse_native_pins,
-    settle_schedule,
     stand_in_for_step,
 )
 from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
@@ -72,12 +72,12 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self._open(init_optimizer, settings, _master_dtype(kwargs))
             super().__init__(module, init_optimizer, *args, **kwargs)
             refuse_autocast(self)
-            self._update = self._make_update(
+            self._launcher = self._make_launcher(
                 self._schedule, self._homes, self._gradients, self._cache
             )
             self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
-            self._update.announce(3, self._why_policy)
+            self._launcher.announce(3, self._why_policy)
             self._barrier.put_up()
         except BaseException:
             self._close_after_failure()
@@ -92,7 +92,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self._layout,
             self._schedule,
             self._barrier,
-            self._update,
+            self._launcher,
             self._is_managed,
         )
         self._gradients.set_callback(work.gradient_is_final)
@@ -250,9 +250,9 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self.background.refuse_while_open()
         if self._work_in_backward is not None:
             self._work_in_backward.forget()
-        if self.is_cut_short or self._update.is_begun:
+        if self.is_cut_short or self._launcher.is_begun:
             self._forget_window()
-        return self._update.loading(is_whole)
+        return self._launcher.loading(is_whole)
 
     def _forget_window(self) -> None:
         self._pre_step()
@@ -348,7 +348,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             UpdateError: A lane failed, in this update or in an earlier one.
         """
         self._refuse_half_a_backward()
-        if self._update.is_begun:
+        if self._launcher.is_begun:
             self.background.check()
         else:
             self.background.wait()
@@ -380,7 +380,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             stand_in_for_step(self.optimizer)
             is_waited_for_later = self._settings.just_in_time_forward and self._barrier.is_up
             order = self._barrier.next_order() if is_waited_for_later else None
-            self._update.launch(order, self._grad_scale)
+            self._launcher.launch(order, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         # The executor has written the 16-bit weights; stock's copy would repeat it.

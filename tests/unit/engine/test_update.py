@@ -9,7 +9,7 @@ from engine_updates import Setup, make_schedule, make_subgroups, start_thread
 from deep_optimizer_states.core.device.base import Reached
 from deep_optimizer_states.core.plan import AHEAD_CHAIN
 from deep_optimizer_states.core.schedule import AllAtOnce
-from deep_optimizer_states.core.update_worker import TileQueue
+from deep_optimizer_states.core.update import Update
 from deep_optimizer_states.errors import UpdateError
 
 NOW = (Reached(), Reached())
@@ -27,38 +27,38 @@ class Later:
 
 def made(num_tiles=6, **options):
     followed = []
-    return TileQueue(range(num_tiles), lambda tile: (), followed.append, **options), followed
+    return Update(range(num_tiles), lambda tile: (), followed.append, **options), followed
 
 
 def test_a_tile_comes_once_and_the_rest_with_the_end():
-    tile_queue, followed = made()
-    tile_queue.give([4, 5], NOW)
-    assert tile_queue.take(wait=True) == [4, 5]
-    assert tile_queue.take(wait=False) == []
-    assert tile_queue.is_open
-    tile_queue.give([2], NOW)
+    update, followed = made()
+    update.give(dict.fromkeys([4, 5]), NOW)
+    assert update.take(wait=True) == [4, 5]
+    assert update.take(wait=False) == []
+    assert update.is_open
+    update.give(dict.fromkeys([2]), NOW)
     end = (Reached(), Reached())
     # A tile that was given before stays: its gradient may be on the device alone.
-    tile_queue.give_rest(end, host_tiles={0, 4})
-    assert not tile_queue.is_open
-    assert tile_queue.host_tiles == {0}
-    assert tile_queue.take(wait=False) == [2, 0, 1, 3]
-    assert tile_queue.take(wait=True) == ()
+    update.give_rest(dict.fromkeys([0, 1, 3]), end, host_tiles={0, 4})
+    assert not update.is_open
+    assert update.host_tiles == {0}
+    assert update.take(wait=False) == [2, 0, 1, 3]
+    assert update.take(wait=True) == ()
     assert followed == [NOW, NOW, end]
 
 
 def test_tiles_whose_gradients_are_on_their_way_are_waited_for_only_where_nothing_else_is_left():
-    tile_queue, followed = made()
+    update, followed = made()
     late = Later()
-    tile_queue.give([5], NOW)
-    tile_queue.give([4], (Reached(), late))
-    assert tile_queue.take(wait=True) == [5]
-    assert tile_queue.take(wait=False) == []
+    update.give(dict.fromkeys([5]), NOW)
+    update.give(dict.fromkeys([4]), (Reached(), late))
+    assert update.take(wait=True) == [5]
+    assert update.take(wait=False) == []
     assert followed == [NOW]
-    assert tile_queue.take(wait=True) == [4], "the wait itself is the business of `follow`"
+    assert update.take(wait=True) == [4], "the wait itself is the business of `follow`"
     late.is_set = True
-    tile_queue.give([3], (Reached(), late))
-    assert tile_queue.take(wait=False) == [3]
+    update.give(dict.fromkeys([3]), (Reached(), late))
+    assert update.take(wait=False) == [3]
 
 
 def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_before_the_norm(
@@ -66,14 +66,15 @@ def test_what_waits_is_stepped_in_the_order_of_use_and_the_plan_says_what_came_b
 ):
     numels = [64] * 4
     setup = Setup(make_schedule(numels=numels), device, make_subgroups(numels))
-    executor, issued = setup.executor, threading.Semaphore(0)
-    tile_queue = TileQueue([1, 0, 3, 2], setup.cache.chain_of, executor.follow)
-    tile_queue.give([2, 3], NOW)
-    join = start_thread(lambda: setup.hand_over(tile_queue, lambda tile, event: issued.release()))
+    update, issued = setup.make_update([1, 0, 3, 2]), threading.Semaphore(0)
+    note = update.issued
+    update.issued = lambda *given: note(*given) or issued.release()
+    update.give({tile: setup.work[tile] for tile in (2, 3)}, NOW)
+    join = start_thread(lambda: setup.run(update))
     assert all(issued.acquire(timeout=3600) for _ in range(2))
-    tile_queue.give_rest(NOW)
+    update.give_rest({tile: setup.work[tile] for tile in (1, 0)}, NOW)
     join()
-    assert str(executor.last_plan) == "3CPU 3WTS 2CPU 2WTS | 1CPU 1WTS 0CPU 0WTS"
+    assert str(setup.executor.last_plan) == "3CPU 3WTS 2CPU 2WTS | 1CPU 1WTS 0CPU 0WTS"
 
 
 def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
@@ -91,8 +92,8 @@ def test_tiles_that_are_ahead_wait_for_no_slot_and_for_no_tile_of_the_cpu():
 
 
 def test_an_update_whose_last_tiles_could_not_be_handed_over_fails():
-    tile_queue, _ = made()
-    with mock.patch.object(tile_queue, "give", side_effect=MemoryError), pytest.raises(MemoryError):
-        tile_queue.give_rest(NOW)
+    update, _ = made()
+    with mock.patch.object(update, "give", side_effect=MemoryError), pytest.raises(MemoryError):
+        update.give_rest({}, NOW)
     with pytest.raises(UpdateError, match="could not be handed over: MemoryError"):
-        tile_queue.take(wait=True)
+        update.take(wait=True)
