@@ -7,6 +7,7 @@ from engine_updates import closed_update, start_thread
 
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.threads import Latch
+from deep_optimizer_states.core.update import Update
 from deep_optimizer_states.core.update_worker import UpdateWorker
 from deep_optimizer_states.errors import UpdateError
 
@@ -139,3 +140,26 @@ def test_a_signal_handler_may_wait_in_the_middle_of_a_wait(make, seconds, ends):
     thread.start()
     thread.join(seconds)
     assert thread.is_alive() != ends
+
+
+def test_an_update_that_has_ended_keeps_no_tile_s_memory(device, background):
+    """Whoever keeps the update does not keep what its tiles had on the device."""
+    update = Update(range(1), lambda tile: (), lambda after: None)
+    update.give_rest({0: object()}, (Reached(), Reached()))
+    background.launch(update, lambda: None)
+    background.wait_for_end()
+    assert background.update is update
+    assert not update.work
+
+
+def test_an_open_update_that_has_failed_still_says_what_it_was_handed(device, background):
+    """Or whoever reads a weight before ``step()`` would be let through."""
+    update = Update(range(1), lambda tile: (), lambda after: None)
+    update.give({0: object()}, (Reached(), Reached()))
+
+    def run():
+        raise UpdateError("out of luck")
+
+    background.launch(update, run)
+    background.wait_for_end()
+    assert 0 in update.work
