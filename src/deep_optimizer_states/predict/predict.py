@@ -146,6 +146,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     total += choice.seconds - choice.hidden_s
     bound_update = bound_update_s(workload, machine, with_flush=True)
     binding = choice.binding if machine.gpus else _ON_THE_HOST.get(choice.binding, choice.binding)
+    kept_s = _kept_s(workload, machine) if machine.gpus else 0.0
     keeps_some = workload.software is None and workload.optimizer_at == "cpu" and machine.gpus > 0
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
@@ -159,7 +160,7 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
         memory=memory,
         shortages=shortages(workload, machine, memory),
         binding=binding,
-        bound_s=min(total, both((phases.computed_s, bound_update))),
+        bound_s=min(total, both((phases.computed_s + kept_s, bound_update))),
         policy=words,
         device_share=1 - workload.passing_share if keeps_some else 0.0,
     )
@@ -424,11 +425,11 @@ def _time(workload: Workload, machine: Machine) -> Choice:
 
 
 def _kept_s(workload: Workload, machine: Machine) -> float:
-    """Return what the device needs to step the state that stays there from step to step.
+    """Return what the device needs to step the state that lives or stays there.
 
     It reads its memory at full speed meanwhile, which a forward that runs beside it needs as well.
     """
-    numel = sum(workload.subgroups) * workload.host_share * workload.device_share
+    numel = sum(workload.subgroups) * (1 - workload.passing_share)
     return numel / rank_of(workload, machine).device_parameters_per_s
 
 

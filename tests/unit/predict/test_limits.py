@@ -121,6 +121,16 @@ def test_a_limit_in_bytes_is_kept_and_none_stays_under_other_engines():
         assert predict(given, H200) == predict(other, H200)
 
 
+def test_the_bound_counts_adam_on_state_that_stays_on_the_device():
+    """At stage 2 nothing else is left: neither copies nor DeepSpeed's work at each layer."""
+    all_of_it = of("7B", stage=2, device_memory_bytes="auto")
+    got, computed_s = predict(all_of_it, H200), phases_of(all_of_it, H200).computed_s
+    assert got.bound_s == pytest.approx(got.iteration_s)
+    assert got.bound_s == pytest.approx(computed_s + got.update_s)
+    passing = predict(dataclasses.replace(all_of_it, device_memory_bytes=0), H200)
+    assert passing.bound_s < 0.8 * passing.iteration_s
+
+
 def test_below_stage_3_sums_of_gradients_go_home_and_come_back_wherever_the_state_is():
     workload, numel = of("1.3B", stage=2, accumulation=4), sum(of("1.3B", stage=2).subgroups)
     kept = predict(dataclasses.replace(workload, device_memory_bytes="auto"), H200)
