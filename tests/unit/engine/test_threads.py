@@ -171,3 +171,24 @@ def test_an_update_that_no_thread_takes_has_ended(device, place):
     background.launch(closed_update(0), lambda: None)
     background.wait()
     background.close()
+
+
+def test_an_update_that_has_ended_without_its_thread_is_not_run_by_it_later(device):
+    """A pool may have queued work when it raises, as where no thread can be started."""
+    background, ran, gate = UpdateWorker(device), [], threading.Event()
+    background._pool.submit(gate.wait, 3600)
+    submit = background._pool.submit
+
+    def queue_and_raise(*args):
+        submit(*args)
+        raise RuntimeError("no thread")
+
+    with (
+        mock.patch.object(background._pool, "submit", queue_and_raise),
+        pytest.raises(RuntimeError, match="no thread"),
+    ):
+        background.launch(closed_update(1), lambda: ran.append(1))
+    gate.set()
+    background.prepare(lambda: None)  # behind what is queued
+    assert ran == []
+    background.close()
