@@ -124,10 +124,11 @@ def test_a_device_that_cannot_be_made_leaves_no_thread(number):
 
 
 @pytest.mark.parametrize("error", ENDS)
-@pytest.mark.parametrize("place", ["_end", "_begin"])
-def test_an_update_ends_though_its_bookkeeping_fails(device, error, place):
+@pytest.mark.parametrize(("place", "times"), [("_end", 1), ("_end", 2), ("_begin", 1)])
+def test_an_update_ends_though_its_bookkeeping_fails(device, error, place, times):
+    """Where its thread could not end it the second time either, who waits does so."""
     background, update = UpdateWorker(device), closed_update(1)
-    method, errors = getattr(Update, place), [error]
+    method, errors = getattr(Update, place), [error] * times
 
     def fail_once(*args):
         if errors:

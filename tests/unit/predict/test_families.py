@@ -5,24 +5,27 @@ import warnings
 
 import pytest
 import torch
-import transformers
-from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from deep_optimizer_states.predict import huggingface
 from deep_optimizer_states.predict.memory import GIB
 from ds_config.advise import NodeMemory, Training, ladder
 
 LAYERS = {*huggingface.LAYER_COUNTS, "num_layers", "n_layer", "n_layers", "encoder_layers"}
-FAMILIES = sorted(
-    {
-        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    }
-)
 SEQUENCE = 64
 MEASURED_AT_LEAST = 0.9
+
+
+def families():
+    # Not where files are collected: each worker of the tests would import it, for seconds.
+    from transformers.models.auto import modeling_auto
+
+    return sorted(
+        {
+            *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+            *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        }
+    )
 
 
 def with_few_layers(table, most=2):
@@ -40,6 +43,8 @@ def with_few_layers(table, most=2):
 
 def is_built(table):
     """Whether transformers itself makes a model of it."""
+    import transformers
+
     try:
         config = transformers.AutoConfig.for_model(**(table.get("text_config") or table))
         with torch.device("meta"):
@@ -51,6 +56,8 @@ def is_built(table):
 
 def table_of(family):
     """The family's own defaults with few layers, or all of them; None where none makes a model."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     try:
         table = {**CONFIG_MAPPING[family]().to_dict(), "model_type": family}
     except Exception:  # noqa: BLE001 - the family has no defaults
@@ -62,9 +69,11 @@ def table_of(family):
 @pytest.mark.timeout(3600)
 def test_every_family_is_measured_or_named_with_what_is_still_known():
     """Ask for advice on each, too: there is no way in which it may end but with rungs."""
+    import transformers
+
     transformers.logging.set_verbosity_error()
     unknown, asked = {}, 0
-    for family in FAMILIES:
+    for family in families():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             table = table_of(family)
@@ -85,5 +94,5 @@ def test_every_family_is_measured_or_named_with_what_is_still_known():
             kept = model.kept_of()(2, SEQUENCE, True)
             assert kept.layer + kept.head > 0
     print(f"{asked} families, not measured: {unknown}")
-    assert asked > len(FAMILIES) / 2
+    assert asked > len(families()) / 2
     assert len(unknown) < (1 - MEASURED_AT_LEAST) * asked
