@@ -97,3 +97,16 @@ def test_an_update_whose_last_tiles_could_not_be_handed_over_fails():
         update.give_rest({}, NOW)
     with pytest.raises(UpdateError, match="could not be handed over: MemoryError"):
         update.take(wait=True)
+
+
+def test_an_update_that_is_given_up_while_it_waits_for_tiles_fails_and_one_that_has_all_does_not():
+    update, _ = made()
+    update.give_up(UpdateError("the engine is destroyed"))
+    assert not update.is_open
+    with pytest.raises(UpdateError, match="the engine is destroyed"):
+        update.take(wait=False)
+    update, _ = made(1)
+    update.give_rest({0: None}, NOW)
+    update.give_up(UpdateError("too late"))
+    assert update.take(wait=True) == [0]
+    assert update.take(wait=True) == ()
