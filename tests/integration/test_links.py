@@ -17,7 +17,6 @@ from ranks import run_ranks
 from trainer_runs import write_corpus
 
 from configs.files import ROOT
-from launch.launchers import Launcher, Program, free_port
 from launch.links import INTERFACE, command_behind_links, unavailable
 from launch.process.supervise import end_leftovers
 
@@ -30,10 +29,15 @@ MOST_BYTES = 2**25
 """At 800 Mbit/s a third of a second, at 1 Mbit/s four and a half minutes."""
 
 
+TWO_RANKS = 'LOCAL_RANK=1 "$@" & LOCAL_RANK=0 "$@" && wait $!'
+"""What torchrun does here, in a shell; the ranks of the runs below are torchrun's."""
+
+
 def begin(name, mbit, folder):
-    program = Program(str(WORKER), (name, str(MOST_BYTES), str(folder)), is_module=False)
+    starter = ["sh", "-c", TWO_RANKS, "sh", sys.executable]
+    words = [str(WORKER), name, str(MOST_BYTES), str(folder)]
     return subprocess.Popen(
-        Launcher().command(program, 2, free_port(), mbit),
+        command_behind_links(starter, words, mbit),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "src", WORKER.parent)},
         stdout=subprocess.PIPE,
@@ -86,7 +90,9 @@ def known_namespaces():
     return found | {int(word[5:-1]) for word in mounts.split() if word.startswith("net:[")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive), signal.SIGKILL]
+)
 def test_no_namespace_outlives_its_run_however_the_launcher_ends(tmp_path, number):
     """A launcher that is killed leaves ranks, which the next call of a sweep ends by their mark."""
     results = tmp_path / "r"
@@ -110,7 +116,7 @@ def test_no_namespace_outlives_its_run_however_the_launcher_ends(tmp_path, numbe
 
 SMALL = (
     *("--pp", "2", "--dp", "1", "--iterations", "3", "--eval-interval", "2"),
-    *("--eval-iterations", "20", "--model.layers", "2", "--model.seq-length", "16"),
+    *("--eval-iterations", "5", "--model.layers", "2", "--model.seq-length", "16"),
     *("--global-batch-size", "8", "--device", "cpu", "--dtype", "fp32", "--share"),
 )
 
@@ -135,8 +141,9 @@ def test_counted_bytes_are_the_kernels_and_links_change_no_bit(tmp_path):
     write_corpus(corpus)
     command = [sys.executable, "-m", "launch.run", "tiny", "--study", "optimus-cc", *SMALL]
     command += ["--link-mbit", "80", "--results-dir", str(tmp_path), "--data-prefix", str(corpus)]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as `run_ranks` has it: sums have an order
-    subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, check=True)
+    # On one thread, as `run_ranks` has it: sums have an order.
+    variables = {**os.environ, **prepared.variables(prepared.MEGATRON)}
+    subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=True)
     (run_dir,) = tmp_path.glob("optimus-cc/single/log-*-link80-*/run-001")
     folders = (without_links(run_dir, tmp_path / "plain"), run_dir)
     plain, linked = (

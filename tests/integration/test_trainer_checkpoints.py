@@ -5,6 +5,7 @@ import json
 import math
 
 import numpy as np
+import prepared
 import pytest
 from programs import python
 from trainer_runs import MODEL, train_together, write_run
@@ -136,7 +137,7 @@ def test_a_new_run_on_the_users_own_pair_continues_an_old_one_and_leaves_it_as_i
     assert refused.returncode == 2
     assert "seed = 9: the checkpoint" in refused.stderr
     assert not old.with_name("run-002").exists()
-    done = python(*command, "--continue-from", str(third))
+    done = python(*command, "--continue-from", str(third), **prepared.variables(prepared.MEGATRON))
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
     ends = []

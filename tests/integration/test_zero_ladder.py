@@ -2,6 +2,7 @@
 
 import json
 
+import prepared
 import pytest
 from deepspeed.accelerator import get_accelerator
 from programs import python, rows_of
@@ -18,19 +19,10 @@ def ladder(tmp_path_factory):
     words = ["--study", "zero-ladder", "--engines", "stage-1,stage-2-offload", *SMALL]
     often = folder / "ds.json"
     often.write_text('{"steps_per_print": 2}')
-    words += [
-        "--dtype",
-        "fp32",
-        "--dp",
-        "1",
-        "--save-interval",
-        "3",
-        "--eval-interval",
-        "4",
-        "--share",
-    ]
+    words += ["--dtype", "fp32", "--dp", "1", "--save-interval", "3", "--eval-interval", "4"]
     words += ["--deepspeed-config", str(often), "--device", "cpu", "--results-dir", str(folder)]
-    done = python("-m", "launch.sweep", *words)
+    words += ["--share"]
+    done = python("-m", "launch.sweep", *words, **prepared.variables(prepared.MEGATRON))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "zero-ladder" / "ladder"
 

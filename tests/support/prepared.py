@@ -4,13 +4,15 @@ To import torch, DeepSpeed and megatron-core takes seconds, a fork takes none. W
 imported by each rank anew: nothing of this project is prepared, nor anything that a rank changes.
 All workers of a session share these processes. The first worker that needs one starts it, as
 ``python prepared.py MODULE...`` with a listening socket for its stdin, and each connection is a
-request in a line of JSON, ``{"words", "environments", "outputs"}``. A child that is forked for the
+request in a line of JSON, ``{"words", "environments", "outputs"}``, with ``folder`` and ``network``
+where ranks are to be elsewhere than this process. A child that is forked for the
 connection forks the ranks, answers with ``{"codes"}``, an exit code a rank and None for those that
 were ended because another one failed, and leaves no process behind. It ends the ranks as well if
 whoever asked has gone.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -66,6 +68,17 @@ def run(modules, words, environments, outputs):
         answer = file.readline()
     assert answer, "the process that forks ranks has ended"
     return json.loads(answer)["codes"]
+
+
+def variables(modules):
+    """Variables by which trainers that a program starts are forked (``sitecustomize.py``).
+
+    They get their own environment, output, folder and network; what supervises them sees the process
+    in whose place they are.
+    """
+    with _connect(modules, {**os.environ, "OMP_NUM_THREADS": "1"}) as connection:
+        address = connection.getpeername().decode()
+    return {"OMP_NUM_THREADS": "1", "TESTS_FORKS": address.removeprefix("\0")}
 
 
 def _connect(modules, environment):
@@ -134,6 +147,7 @@ def _answer(connection):
     for rank, environment in enumerate(request["environments"]):
         if (pid := os.fork()) == 0:
             connection.close()
+            _move(request.get("folder"), request.get("network"))
             _become(environment, request["outputs"][rank])
             return request["words"]
         ranks[pid] = rank
@@ -154,6 +168,15 @@ def _spare_the_ranks():
     # DeepSpeed collects garbage often, and would look through all that was imported each time.
     gc.collect()
     gc.freeze()
+
+
+def _move(folder, network):
+    """Go where whoever asked is; only root can change the network, and only root has another."""
+    if folder:
+        os.chdir(folder)
+    if network and not Path(network).samefile("/proc/self/ns/net"):
+        with Path(network).open() as file:
+            assert not ctypes.CDLL(None).setns(file.fileno(), 0)
 
 
 def _become(environment, output):

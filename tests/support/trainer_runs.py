@@ -90,7 +90,7 @@ def write_run(
 def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the trainer's program on a run file; returns its exit code and output.
 
-    A rank alone is forked from a process that has imported what it needs.
+    Ranks and torchrun are forked from a process that has imported what they need.
     """
     point = json.loads(run_json.read_text())["point"]
     num_ranks = point["tp"] * point["dp"]
@@ -104,7 +104,7 @@ def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *launcher, *program],
         cwd=run_json.parent,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **prepared.variables(prepared.MEGATRON)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
