@@ -73,8 +73,8 @@ def run(modules, words, environments, outputs):
 def variables(modules):
     """Variables by which trainers that a program starts are forked (``sitecustomize.py``).
 
-    They get their own environment, output, folder and network; what supervises them sees the process
-    in whose place they are.
+    They get their own environment, output, folder and network; what supervises them sees the
+    process in whose place they are.
     """
     with _connect(modules, {**os.environ, "OMP_NUM_THREADS": "1"}) as connection:
         address = connection.getpeername().decode()

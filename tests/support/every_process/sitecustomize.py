@@ -1,7 +1,7 @@
 """Spare the processes of a test session what one of them has done already.
 
-``tests/support/processes.py`` puts this folder before all others that Python imports from. Two kinds
-of process end here; all others go on as if this file were not there.
+``tests/support/processes.py`` puts this folder before all others that Python imports from. Two
+kinds of process end here; all others go on as if this file were not there.
 
 DeepSpeed asks py-cpuinfo for the processor's name in every process that makes a CPU optimizer. The
 answer comes from a process of its own, which measures the clock by keeping a core busy for a

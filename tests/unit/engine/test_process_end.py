@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from ranks import run_ranks
 
 ENDS = {
     # A thread that is in torch when Python ends would abort the process (exit code 134).
@@ -31,21 +32,6 @@ ThreadPoolExecutor(1).submit(update.take, True)
 print("over", flush=True)
 """,
         "over\n",
-    ),
-    # It has failed, and says so by ending: nobody calls close() then.
-    "a GPU that hangs": (
-        """
-import torch
-from cuda_memory import stand_in
-from cuda_runtime import Point
-from deep_optimizer_states.core.device.cuda import CudaDevice
-stood_in = stand_in()
-runtime, device = stood_in.__enter__(), CudaDevice(1)
-source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
-runtime.current_stream().wait_for(Point())
-home.copy_(source, non_blocking=True)
-""",
-        "",
     ),
     "a forked child that has none of the pages and unmaps none of its own memory later": (
         """
@@ -79,6 +65,19 @@ assert tensor.eq(3.0).all()
     ),
 }
 
+HANGING_GPU = """
+import torch
+from cuda_memory import stand_in
+from cuda_runtime import Point
+from deep_optimizer_states.core.device.cuda import CudaDevice
+stood_in = stand_in()
+runtime, device = stood_in.__enter__(), CudaDevice(1)
+source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
+runtime.current_stream().wait_for(Point())
+home.copy_(source, non_blocking=True)
+"""
+"""It has failed, and says so by ending: nobody calls close() then."""
+
 
 def test_python_still_says_that_it_is_about_to_join_threads():
     """Its public signs come too late for a pool's thread that waits for tiles.
@@ -90,8 +89,15 @@ def test_python_still_says_that_it_is_about_to_join_threads():
 
 
 @pytest.mark.parametrize(("script", "says"), ENDS.values(), ids=ENDS)
-def test_a_process_ends_with_something_under_way(script, says):
-    command = [sys.executable, "-W", "ignore", "-c", script]
+def test_a_process_ends_with_something_under_way(tmp_path, script, says):
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    assert run_ranks(program, PYTHONPATH=os.pathsep.join(sys.path)) == [says]
+
+
+def test_a_process_ends_with_a_gpu_that_hangs():
+    """Not forked: a process that has used ``weakref.finalize`` before runs it later."""
+    command = [sys.executable, "-W", "ignore", "-c", HANGING_GPU]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, says, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
