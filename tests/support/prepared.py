@@ -18,6 +18,7 @@ import functools
 import gc
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -37,6 +38,7 @@ DEEPSPEED = (
         f"transformers.models.{name}.modeling_{name}"
         for name in ("gpt2", "llama", "mixtral", "switch_transformers", "t5", "vit")
     ),
+    *(["lightning.pytorch"] if importlib.util.find_spec("lightning") else []),
 )
 MEGATRON = (
     *_BASE,

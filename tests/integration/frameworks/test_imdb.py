@@ -3,6 +3,7 @@
 import csv
 import json
 
+import prepared
 import pytest
 from programs import python, rows_of
 
@@ -50,7 +51,8 @@ def test_our_strategy_trains_and_leaves_its_record(tmp_path):
     """Three iterations from the command line; what a whole epoch adds is below."""
     words = ("--engine", OURS, "--iterations", "3", "--device", "cpu", "--results-dir", tmp_path)
     words += ("--log-to", "csv")
-    done = python("-m", "launch.run", "tiny", "--study", "imdb", *words)
+    forked = prepared.variables(prepared.DEEPSPEED)
+    done = python("-m", "launch.run", "tiny", "--study", "imdb", *words, **forked)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (path,) = tmp_path.rglob("metrics.jsonl")
     start, *rows, end = events_of(path)

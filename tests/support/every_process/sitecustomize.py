@@ -19,7 +19,8 @@ _ANSWER = "TESTS_CPU_INFO"
 """Names the file with the answer; without it py-cpuinfo does as it always does."""
 _FORKS = "TESTS_FORKS"
 """Address of the process that forks; without it each process imports for itself."""
-_FORKED = ("launch.pretrain_gpt", "launch.pretrain_pipeline", "torch.distributed.run")
+_TRAINERS = ("launch.pretrain_gpt", "launch.pretrain_pipeline", "launch.frameworks.imdb.program")
+_FORKED = (*_TRAINERS, "torch.distributed.run")
 
 
 def _is_the_question(words):
