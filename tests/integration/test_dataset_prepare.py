@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from processes import is_alive, wait_for
+from programs import prepare
 from ranks import run_script
 
 from dataset import indexed
@@ -47,10 +48,8 @@ def write_jsonl(path, num_bytes, seed=1):
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """GPT-2's files, or two of the same form."""
-    if SHARED.is_dir():
-        return SHARED / "gpt2" / "vocab.json", SHARED / "gpt2" / "merges.txt"
+def small(tmp_path_factory):
+    """Two files of the same form as GPT-2's."""
     folder = tmp_path_factory.mktemp("gpt2")
     rng = random.Random(0)
     learnt = ByteLevelBpe.learn([sentence(rng) for _ in range(500)], 400)
@@ -59,6 +58,13 @@ def gpt2(tmp_path_factory):
     merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
     (folder / "merges.txt").write_text("#version: 0.2\n" + merges)
     return folder / "vocab.json", folder / "merges.txt"
+
+
+@pytest.fixture(scope="module")
+def gpt2(small):
+    """GPT-2's files, or the small ones."""
+    folder = SHARED / "gpt2"
+    return (folder / "vocab.json", folder / "merges.txt") if folder.is_dir() else small
 
 
 def command(gpt2, output, *arguments):
@@ -71,6 +77,15 @@ def command(gpt2, output, *arguments):
 
 def run(given, **options):
     return subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False, **options)
+
+
+def call(given, capsys):
+    """Run the same command in this process; its exit code, output and errors.
+
+    For calls that end before any work begins.
+    """
+    code = prepare(given[given.index("prepare") :])
+    return code, *capsys.readouterr()
 
 
 def pair(output):
@@ -136,14 +151,14 @@ def shared_out_bytes(process):
 
 
 def test_stopped_work_goes_on_to_the_same_bytes_and_two_at_once_are_refused(  # noqa: PLR0915
-    gpt2, tmp_path
+    small, tmp_path, capsys
 ):
     text = write_jsonl(tmp_path / "a text.jsonl", 1_000_000)
     packed = tmp_path / "text.jsonl.gz"
     packed.write_bytes(gzip.compress(text.read_bytes(), 1))
     inputs = ("--input", text, packed, "--part-mb", "0.05")
-    assert run(command(gpt2, tmp_path / "whole", *inputs)).returncode == 0
-    given = command(gpt2, tmp_path / "out", *inputs)
+    assert run(command(small, tmp_path / "whole", *inputs)).returncode == 0
+    given = command(small, tmp_path / "out", *inputs)
     parts = tmp_path / "out.parts"
 
     def start(num_parts):
@@ -157,18 +172,18 @@ def test_stopped_work_goes_on_to_the_same_bytes_and_two_at_once_are_refused(  # 
         return process
 
     process = start(3)
-    second = run(given)
+    refused, _, why = call(given, capsys)
     os.killpg(process.pid, signal.SIGINT)
     os.killpg(process.pid, signal.SIGCONT)
     stdout, stderr = process.communicate()
-    assert (second.returncode, process.returncode) == (2, 130), stderr
-    assert "is in use by another process" in second.stderr
+    assert (refused, process.returncode) == (2, 130), stderr
+    assert "is in use by another process" in why
     assert "interrupted; finished parts are kept: the same command goes on" in stderr
     assert stdout == ""
-    assert "Traceback" not in stderr + second.stderr
-    other = run([*given, "--json-keys", "id"])
-    assert other.returncode == 2
-    assert "unfinished work begun with other options (json_keys = ['text'] then)" in other.stderr
+    assert "Traceback" not in stderr
+    refused, _, why = call([*given, "--json-keys", "id"], capsys)
+    assert refused == 2
+    assert "unfinished work begun with other options (json_keys = ['text'] then)" in why
     before = {path: path.stat().st_mtime_ns for path in parts.glob("*.part")}
     killed = start(len(before) + 3)
     workers = psutil.Process(killed.pid).children(recursive=True)
@@ -184,4 +199,4 @@ def test_stopped_work_goes_on_to_the_same_bytes_and_two_at_once_are_refused(  # 
     assert done.stdout == f"{tmp_path / 'out_text_document'}\n"
     assert pair(tmp_path / "out") == pair(tmp_path / "whole")
     assert not parts.exists()
-    assert "finished before" in run(given).stderr
+    assert "finished before" in call(given, capsys)[2]

@@ -13,7 +13,7 @@ SMALL += ("--model.kv-heads", "2", "--model.seq-length", "32", "--iterations", "
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory):
+def ladder(corpus, tmp_path_factory):
     """A sweep of two rungs, each of which saves after 3 of 4 iterations and at the end."""
     folder = tmp_path_factory.mktemp("results")
     words = ["--study", "zero-ladder", "--engines", "stage-1,stage-2-offload", *SMALL]
@@ -21,7 +21,7 @@ def ladder(tmp_path_factory):
     often.write_text('{"steps_per_print": 2}')
     words += ["--dtype", "fp32", "--dp", "1", "--save-interval", "3", "--eval-interval", "4"]
     words += ["--deepspeed-config", str(often), "--device", "cpu", "--results-dir", str(folder)]
-    words += ["--share"]
+    words += ["--share", "--data-prefix", str(corpus)]
     done = python("-m", "launch.sweep", *words, **prepared.variables(prepared.MEGATRON))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "zero-ladder" / "ladder"
