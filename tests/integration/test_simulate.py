@@ -3,15 +3,19 @@
 import json
 
 import pytest
-from programs import python, rows_of
+from programs import rows_of
+
+from launch.sweep import main
 
 
 @pytest.mark.timeout(900)
-def test_a_sweep_is_simulated_and_shown(tmp_path):
+def test_a_sweep_is_simulated_and_shown(tmp_path, monkeypatch, capsys):
+    for module in ("canvas", "current"):
+        monkeypatch.setattr(f"plots.{module}.FORMATS", ("svg",))
     results = tmp_path / "my results"
-    words = ("--sweep", "stride", "--only", "7B*", "--results-dir", results)
-    done = python("-m", "launch.sweep", "--simulate", "--machine", "h100x4", *words)
-    assert (done.returncode, done.stderr) == (0, "")
+    words = ["--sweep", "stride", "--only", "7B*", "--results-dir", str(results)]
+    assert main(["--simulate", "--machine", "h100x4", *words]) == 0
+    assert capsys.readouterr().err == ""
     folder = results / "simulated-h100x4" / "stride"
     rows = rows_of(folder, "runs")
     sources = [row["source"] for row in rows]
