@@ -38,9 +38,10 @@ ITERATIONS = 5
 def train_all(runs, corpus, folder, num_ranks=1):
     """Train runs by their names in one process a rank; a result each."""
     folders, words = {}, []
+    same = {"iterations": ITERATIONS, "micro_batch_size": 4 // num_ranks}  # one for each iteration
     for name, fields in runs.items():
         folders[name] = folder / name.replace(" ", "-")
-        word = str(write_run(folders[name], corpus, {"iterations": ITERATIONS, **fields}))
+        word = str(write_run(folders[name], corpus, {**same, **fields}))
         _, _, first = name.partition(" from ")
         words.append(f"{word}={folders[first]}/checkpoints/iteration-000002" if first else word)
     results = train_together(list(folders.values()), words, num_ranks)

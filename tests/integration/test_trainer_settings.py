@@ -51,8 +51,10 @@ def train(corpus, tmp_path_factory):
 
     def run(points, num_ranks=1, path=""):
         folders = [tmp_path_factory.mktemp("run") for _ in points]
+        # One micro-batch for a rank alone: what several add up to, `test_trainer.py` shows.
+        same = {"iterations": 3, "seed": 5, "micro_batch_size": 4 // num_ranks}
         files = [
-            str(write_run(folder, corpus, {"iterations": 3, "seed": 5, **fields}))
+            str(write_run(folder, corpus, {**same, **fields}))
             for folder, fields in zip(folders, points, strict=True)
         ]
         return train_together(folders, files, num_ranks, path)

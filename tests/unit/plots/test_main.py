@@ -47,6 +47,18 @@ def svg_alone(monkeypatch):
     monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
 
 
+@pytest.fixture
+def unsaved(monkeypatch):
+    """Draw, and write an empty file for each figure: to lay texts out takes the most time."""
+
+    def save(_figure, out, stem, _text):
+        path = out / f"{stem}.svg"
+        path.touch()
+        return [path]
+
+    monkeypatch.setattr("plots.draw.save", save)
+
+
 @pytest.mark.usefixtures("svg_alone")
 def test_every_figure_is_made_and_describes_itself(sweep, tmp_path):
     tables = every_table(sweep).write(tmp_path / "tables")
@@ -104,7 +116,7 @@ def missed(line):
     return sorted(names, key=[*FIGURES].index)
 
 
-@pytest.mark.usefixtures("svg_alone")
+@pytest.mark.usefixtures("unsaved")
 def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys):
     tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f")]) == 0
@@ -152,7 +164,7 @@ def test_runs_that_all_failed_leave_no_figure_and_say_why(sweep, tmp_path, capsy
     assert missed(line) == [*FIGURES]
 
 
-@pytest.mark.usefixtures("svg_alone")
+@pytest.mark.usefixtures("unsaved")
 def test_only_expected_figures_are_missed(sweep, tmp_path, capsys):
     tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
     assert main([str(tables), "--out", str(tmp_path / "f"), "--expect", "memory", "loss"]) == 0
@@ -208,6 +220,7 @@ def current(tables, out):
     return Drawn(out, tables).current(FIGURES)
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_only_what_is_not_current_is_drawn(loss, capsys):
     tables, out = loss
     assert main([str(tables), "--out", str(out), "--expect", "memory"]) == 0
