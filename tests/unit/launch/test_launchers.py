@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 
 from configs.cli import Parser
@@ -199,6 +200,8 @@ def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
     says = Program(str(program), (), is_module=False)
     fakes = Path(__file__).resolve().parent / "fakes"
     monkeypatch.setenv("PATH", os.pathsep.join([str(fakes), os.environ["PATH"]]))
+    for name, value in prepared.variables(prepared.DEEPSPEED).items():
+        monkeypatch.setenv(name, value)
     chosen = Launcher(way, nnodes=2)
     chosen = Launcher(way, nnodes=2, rdzv_endpoint=f"127.0.0.1:{chosen.port()}")
     command = chosen.command(says, 2, chosen.port())
