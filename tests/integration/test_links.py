@@ -116,7 +116,7 @@ def test_no_namespace_outlives_its_run_however_the_launcher_ends(tmp_path, numbe
 
 SMALL = (
     *("--pp", "2", "--dp", "1", "--iterations", "3", "--eval-interval", "2"),
-    *("--eval-iterations", "5", "--model.layers", "2", "--model.seq-length", "16"),
+    *("--eval-iterations", "10", "--model.layers", "2", "--model.seq-length", "16"),
     *("--global-batch-size", "8", "--device", "cpu", "--dtype", "fp32", "--share"),
 )
 
