@@ -217,9 +217,11 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer, clock, monkeypat
 def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
     first = plan(fake_trainer("ok"))
     run_all(first, Request())
+    iterations = first.points[0].iterations
     other = make_sweep(
-        {"name": "other", "model": "tiny", "point": {"dp": 1}, "engines": [{"engine": "v"}]}
-    )
+        {"name": "other", "model": "tiny", "point": {"dp": 1, "iterations": iterations},
+         "engines": [{"engine": "v"}]}
+    )  # fmt: skip
     the_plan = plan(fake_trainer("fail"), other)
     progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
     assert progress.skipped == 1
