@@ -235,18 +235,13 @@ def knows_the_plugin(program):
     return "import deep_optimizer_states" in program.read_text()
 
 
-TWO_RANKS = 'RANK=1 LOCAL_RANK=1 "$@" & RANK=0 LOCAL_RANK=0 "$@" && wait $!'
-
-
 @pytest.mark.slow
-def test_ranks_train_with_it_though_no_line_says_so(elsewhere):
-    """A shell starts them; a launcher of Python's is below."""
+def test_ranks_of_torchrun_train_with_it_though_no_line_says_so(elsewhere):
     folder, start = elsewhere
     program = WORKERS / "unaware_program.py"
     assert not knows_the_plugin(program)
-    ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    launcher = ["sh", "-c", TWO_RANKS, "sh", sys.executable]
-    done = start(*RUN, *launcher, program, folder, **ranks, **ONE_THREAD)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = start(*RUN, sys.executable, *launcher, program, folder, **ONE_THREAD)
     assert told_by(2, done, folder) == [OURS, OURS]
 
 

@@ -1,4 +1,4 @@
-"""The launch of each step's update: what its tiles need, and that nothing is promised wrongly."""
+"""The launch of each step's update, with what its tiles need, wherever state and gradients are."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ from deep_optimizer_states.adapter.launcher import Chosen, Gradients, UpdateLaun
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.config import BLOCK, DEVICE_MEMORY, Settings
 from deep_optimizer_states.core.cache import TileCache, Types
-from deep_optimizer_states.core.kernels.adam import (
-    AdamTensors,
-)
+from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update_worker import UpdateWorker
 from deep_optimizer_states.errors import ConfigError, UpdateError

@@ -62,12 +62,10 @@ class Update:
     """One step's update, from its first tile to its end; the ``Arrivals`` of its schedule.
 
     Attributes:
-        order: All tiles, in the order in which they are needed.
-        work: What the steps of the tiles need that were handed over, until it ends.
+        work: What each tile that was handed over needs; nothing once the update has ended with all.
         host_tiles: Tiles that must be stepped where their state lives.
-        chain_of: See ``chain_of`` below.
         is_open: Whether it waits for more tiles.
-        on_end: Told how it ended, before those who wait are.
+        on_end: Called with what the update failed with, or None, before those who wait go on.
 
     Args:
         order: All tiles, in the order in which they are needed.
@@ -234,7 +232,7 @@ class Update:
         """Let everybody through; with a failure, each who waits raises it."""
         self.on_end(failure)
         self._failure = failure
-        if not self.is_open:  # nobody asks for it any more, and it keeps device memory
+        if not self.is_open:  # nobody asks for it any more, and it holds device memory
             self.work = {}
         for latch in (*self._issued, self._ended):
             latch.set()

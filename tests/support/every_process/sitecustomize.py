@@ -1,7 +1,7 @@
 """Spare the processes of a test session what one of them has done already.
 
 ``tests/support/processes.py`` puts this folder before all others that Python imports from. Two
-kinds of process end here; all others go on as if this file were not there.
+kinds of processes end in this file; all others go on as if it were not there.
 
 DeepSpeed asks py-cpuinfo for the processor's name in every process that makes a CPU optimizer. The
 answer comes from a process of its own, which measures the clock by keeping a core busy for a
@@ -46,9 +46,7 @@ def _print_answer(name):
 
 
 def _words_to_fork(words):
-    words = [
-        word for word in words[1:] if word != "-u"
-    ]  # torchrun's own, of which output is a file
+    words = [word for word in words[1:] if word != "-u"]  # the outputs of forked ranks are files
     return words if words[:1] == ["-m"] and words[1] in _FORKED else []
 
 

@@ -96,7 +96,7 @@ def test_a_process_ends_with_something_under_way(tmp_path, script, says):
 
 
 def test_a_process_ends_with_a_gpu_that_hangs():
-    """Not forked: a process that has used ``weakref.finalize`` before runs it later."""
+    """Started, and not forked: what is forked from the prepared process prints more at its end."""
     command = [sys.executable, "-W", "ignore", "-c", HANGING_GPU]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
