@@ -5,19 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ds_config.installed import Key
 from ds_config.release import Answer, Mend, Note
 
-AUTO_SIZES: dict[str, Callable[[int], int]] = {
-    "reduce_bucket_size": lambda hidden: hidden * hidden,
-    "stage3_prefetch_bucket_size": lambda hidden: 9 * hidden * hidden // 10,
-    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
-}
-"""Sizes of ZeRO that both frameworks compute from the model's hidden size."""
 NONE = "none"
 """No framework: the configuration goes straight to ``deepspeed.initialize``."""
 FRAMEWORKS = ("transformers", "accelerate", NONE)

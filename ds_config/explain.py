@@ -295,14 +295,6 @@ def _gone(key: Key) -> str:
     return gone.get(key[0]) or words().get(key, key[-1]).partition(":")[0]
 
 
-def text_of(value: Any) -> str:
-    """Return a default as a sentence or a table has it: 5e+08 where that is the whole number."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    is_round = isinstance(value, int | float) and float(f"{value:g}") == value
-    return "none" if value is None else f"{value:g}" if is_round else str(value)
-
-
 def as_json(source: str, found: Explanation) -> str:
     """Return the fields of an explanation, the release that was asked among them."""
     costs = found.costs and found.costs.as_json()

@@ -1,5 +1,6 @@
 """What every test needs: the environment's compiled ops, and no GPU test without a GPU."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -38,6 +39,17 @@ def pytest_xdist_make_scheduler(config, log):
             return nodeid.partition("-")[0] if file.endswith(IN_GROUPS) else file
 
     return FilesAndGroups(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Do not look for garbage among what is imported, nor again in every test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure():

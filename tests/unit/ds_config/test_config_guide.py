@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from in_process import VERSION, ask, told
 
-from ds_config.auto import AUTO_SIZES
 from ds_config.explain import words
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,9 +43,12 @@ def test_every_key_of_the_release_has_a_meaning():
     ] == []
 
 
-def test_sizes_by_hidden_size_are_those_that_explain_tells():
+def test_sizes_by_hidden_size_are_those_that_both_frameworks_compute():
+    """Bucket, prefetch bucket and persistence threshold."""
+    hidden = 4096
     (sizes,) = re.findall(r"\(4096: ([^)]*)\)", TEXT)
-    assert sizes.split(", ") == [f"{size(4096):,}" for size in AUTO_SIZES.values()]
+    expected = [hidden * hidden, 9 * hidden * hidden // 10, 10 * hidden]
+    assert sizes.split(", ") == [f"{size:,}" for size in expected]
 
 
 def test_two_buckets_take_what_explain_tells():
