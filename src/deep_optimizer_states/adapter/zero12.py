@@ -15,9 +15,13 @@ update reads it, or somebody looks.
 
 [Note: kept gradients] In backward stock copies gradients to what it finds as ``grad`` of its master
 weights, on the stream that computes. So it finds a :class:`GradientTarget` there, which sends them
-on the ``grads`` lane, behind backward. The gradient of a cached tile stays where its state is, once
-an update has brought it there. Whoever looks at gradients, or multiplies what is owed, has them at
-home until the next update.
+on the ``grads`` lane, behind backward. Stock keeps them in fp32; here they have the type in which
+backward sums them, which loses nothing. The gradient of a cached tile stays where its state is,
+once an update has brought it there.
+
+[Note: gradients in fp32] What is multiplied, or written by a user, needs fp32. The gradient of such
+a parameter has an fp32 tensor of its own, until stock writes a new one. Meanwhile the CPU steps the
+subgroups that have elements of the parameter.
 """
 
 from __future__ import annotations
@@ -61,10 +65,11 @@ from deep_optimizer_states.errors import ConfigError
 class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
     """ZeRO-1 and ZeRO-2 offload whose update is spread over CPU and device, with stock's bits.
 
-    Host memory has room for master weights, moments and gradients in fp32, 16 bytes a parameter;
-    stock's 16-bit copy beside them is given up. ``step()`` ends with a gather of all weights. Where
-    several ranks share them, it waits for all tiles before. One rank by itself has nothing to
-    gather, and returns when the update is launched: see ``in_flight``.
+    Host memory has room for master weights and moments in fp32, and for gradients, as a rule in 16
+    bits: 14 bytes a parameter. Stock's 16-bit copy of the weights beside them is given up.
+    ``step()`` ends with a gather of all weights. Where several ranks share them, it waits for all
+    tiles before. One rank by itself has nothing to gather, and returns when the update is launched:
+    see ``in_flight``.
 
     It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
     are made in :meth:`initialize_optimizer_states`, which stock's constructor calls when it has
@@ -134,7 +139,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
         self._slices, self._schedule = slices, schedule
         self._homes = FlatHomes(self, slices, schedule, self._lanes)
-        cache = self._make_cache(schedule, LateScaled.dtype)
+        cache = self._make_cache(schedule, self.gradient_accumulation_dtype)
         self._gradients = LateScaled(self, slices, self._lanes, cache, self.background.wait)
         self._take_memory()
         self._launcher = self._make_launcher(schedule, self._homes, self._gradients, cache)
@@ -161,14 +166,14 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         return WeightsInFlight(get_module, params, barrier)
 
     def _take_memory(self) -> None:
-        masters, numel = self._masters, sum(self.partition_size)
+        masters, dtype = self._masters, self._gradients.dtype
         taken = sum(master.nbytes for master in masters)
         buffers = self.param_buffer_of_bit16_for_cpu_offload_groups
         # The executor stages 16-bit weights tile by tile.
         self.param_buffer_of_bit16_for_cpu_offload_groups = [b.new_empty(0) for b in buffers]
         del buffers
         self.cpu_offload_pin_memory = self._lanes.locks_pages = self._locks_pages
-        grad_bytes = numel * LateScaled.dtype.itemsize + self._sum_bytes()
+        grad_bytes = sum(self.partition_size) * dtype.itemsize + self._sum_bytes()
         room = measure_host(self, self._settings, self._steppers.state_dtypes, taken)
         self._homes.reserve(
             room, grad_bytes, "ZeRO stage 3, where the device can hold a share of it"
@@ -176,10 +181,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         self._homes.take_masters(masters)
         self._homes.make_moments()
         sizes = self.partition_size
-        grads = [self._lanes.empty_host(numel, LateScaled.dtype).zero_() for numel in sizes]
-        for master, grad in zip(masters, grads, strict=True):
-            master.grad = grad
-        self._gradients.take(grads)
+        self._gradients.take([self._lanes.empty_host(numel, dtype).zero_() for numel in sizes])
 
     def _sum_bytes(self) -> int:
         """Bytes of what stock sums over a window in host memory, an array a parameter, from now on.
@@ -193,11 +195,9 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         return sum(1 << (size - 1).bit_length() if is_locked else size for size in sizes)
 
     def _get_offload_gradient_dict(self) -> None:
-        super()._get_offload_gradient_dict()
-        for group, fragments in self.offload_gradient_dict.items():
-            ids = [self.get_param_id(param) for param in self.params_in_partition[group]]
-            settled = SettledFragments(fragments, ids, self._gradients)
-            self.offload_gradient_dict[group] = settled
+        for group, params in enumerate(self.params_in_partition):
+            ids = [self.get_param_id(param) for param in params]
+            self.offload_gradient_dict[group] = SettledFragments(ids, self._gradients)
 
     # State: whoever looks at it, stock's own methods too, sees the finished update.
 
@@ -212,7 +212,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
 
     @property
     def single_partition_of_fp32_groups(self) -> Sequence[Any]:
-        """Master weights by parameter group, with their gradients."""
+        """Master weights by parameter group, without ``grad``: gradients are kept elsewhere."""
         if self._done is not None:
             return self._done
         if not self._is_made:
@@ -221,9 +221,6 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             self._wait()
             return self._gradients.targets
         self._settle()
-        if not self.background.is_under_way:  # or it is stock's step, which does not read them
-            self._gradients.bring_home()
-        self._gradients.settle()
         return self._masters
 
     @single_partition_of_fp32_groups.setter
@@ -292,6 +289,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             ):
                 for name in names:
                     setattr(param, name, call_after(prepare, getattr(param, name)))
+            param.get_full_hp_grad = call_within(self._gradients.reading, param.get_full_hp_grad)
 
     def _relink_moments(self) -> None:
         """Make stock's views of moments view those that are stepped."""
@@ -423,6 +421,8 @@ class Stock(AnyStock, Protocol):
     """Elements of a bucket of gradients."""
     real_dp_process_group: list[Any]
     """Ranks that share a parameter group."""
+    gradient_accumulation_dtype: torch.dtype
+    """Type that backward sums gradients in: that of the weights, or fp32."""
 
 
 def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[SubgroupSlice]:
@@ -455,11 +455,22 @@ def call_after(prepare: Callable[[], None], call: Callable[..., Any]) -> Callabl
     return prepare_and_call
 
 
-class LateScaled(Gradients):
-    """The fp32 gradients of this rank, and what they are still to be multiplied with.
+def call_within(
+    open_context: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``call``, which is made within a context of its own."""
 
-    At home they are the tensors that stock holds as ``grad`` of its master weights; see also
-    [Note: kept gradients].
+    def open_and_call(*args: Any, **kwargs: Any) -> Any:
+        with open_context():
+            return call(*args, **kwargs)
+
+    return open_and_call
+
+
+class LateScaled(Gradients):
+    """The gradients of this rank, and what they are still to be multiplied with.
+
+    See [Note: kept gradients] and [Note: gradients in fp32].
 
     Attributes:
         is_writing: Whether stock writes gradients now, which are not to be scaled.
@@ -473,8 +484,6 @@ class LateScaled(Gradients):
         wait: Waits for the update in flight, which reads gradients as they are.
     """
 
-    dtype = torch.float32
-
     def __init__(
         self,
         stock: Stock,
@@ -483,6 +492,7 @@ class LateScaled(Gradients):
         cache: TileCache,
         wait: Callable[[], None],
     ) -> None:
+        self.dtype = stock.gradient_accumulation_dtype
         self._stock = stock
         self._slices = slices
         self._cache = cache
@@ -492,6 +502,8 @@ class LateScaled(Gradients):
         self._grads: list[Tensor] = []
         self._runs: dict[SubgroupSlice, list[Tile]] = {}
         self._owed: dict[int, float] = {}
+        self._in_fp32: dict[int, Tensor] = {}
+        self._is_reading = False
         self.targets: list[GradientTarget] = []
         self.is_writing = False
 
@@ -510,6 +522,7 @@ class LateScaled(Gradients):
         """
         if param_id is not None:
             self._owed.pop(param_id, None)
+            self._in_fp32.pop(param_id, None)
         before, self.is_writing = self.is_writing, True
         try:
             yield
@@ -528,29 +541,63 @@ class LateScaled(Gradients):
         name = f"elements {part.start} to {part.start + part.numel} of group {part.master}"
         self._flushes.send(name, value, list(itertools.chain.from_iterable(homes)))
 
-    def bring_home(self, param_ids: Iterable[int] | None = None) -> None:
-        """Have gradients at home until the next update, of some parameters or of all.
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let gradients be read which nobody writes to."""
+        before, self._is_reading = self._is_reading, True
+        try:
+            yield
+        finally:
+            self._is_reading = before
+
+    def look(self, param_id: int) -> Tensor:
+        """Return what stock holds for a parameter of which this rank has something, 1-D, in fp32.
+
+        The next update goes by what is written there.
+
+        Raises:
+            UpdateError: A lane failed, or an update.
+        """
+        value = self._in_fp32.get(param_id)
+        if value is None:
+            part = self._part_of(param_id)
+            self.bring_home(self._runs_of(part))
+            value = part.of(self._grads[part.master]).to(torch.float32, copy=True)
+        else:
+            self._wait()
+        if self._is_reading:
+            return value * self._owed.get(param_id, 1.0)
+        self._in_fp32[param_id] = value
+        return value.mul_(self._owed.pop(param_id, 1.0))
+
+    def bring_home(self, runs: Iterable[Tile]) -> None:
+        """Have gradients of some runs of elements at home until the next update.
 
         Raises:
             UpdateError: A lane failed, or an update.
         """
         self._wait()
         self.drain()
-        tiles: dict[int, None] | None = None
-        if param_ids is not None:
-            runs = [run for param_id in param_ids for run in self._runs_of(self._part_of(param_id))]
-            tiles = dict.fromkeys(it for run in runs for it in self._cache.schedule.tiles_of(run))
+        tiles = dict.fromkeys(tile for run in runs for tile in self._cache.schedule.tiles_of(run))
         self._cache.bring_grads_home(tiles)
 
-    def settle(self, param_ids: Iterable[int] | None = None) -> None:
-        """Multiply what is owed, of some parameters or of all; see [Note: scaled late]."""
-        asked = list(self._owed) if param_ids is None else param_ids
-        owing = [param_id for param_id in asked if self._owed.get(param_id, 1.0) != 1.0]
-        if owing:
-            self.bring_home(owing)
-        for param_id in owing:
-            part = self._part_of(param_id)
-            part.of(self._grads[part.master]).mul_(self._owed.pop(param_id))
+    @override
+    def stale_grads_upcast(self) -> dict[int, Tensor]:
+        for param_id in [it for it, factor in self._owed.items() if factor != 1.0]:
+            self.look(param_id)
+        parts = {param_id: self._runs_of(self._part_of(param_id)) for param_id in self._in_fp32}
+        subgroups = sorted({run.subgroup for runs in parts.values() for run in runs})
+        if not subgroups:
+            return {}
+        self.bring_home(Tile(idx, 0, self._slices[idx].numel) for idx in subgroups)
+        found = {idx: self.beside_state(idx).to(torch.float32, copy=True) for idx in subgroups}
+        for param_id, runs in parts.items():
+            value, start = self._in_fp32[param_id], 0
+            for run in runs:
+                piece = value.narrow(0, start, run.numel)
+                found[run.subgroup].narrow(0, run.start, run.numel).copy_(piece)
+                start += run.numel
+        return found
 
     def _part_of(self, param_id: int) -> SubgroupSlice:
         group, _, start, numel = self._stock.grad_position[param_id]
@@ -591,11 +638,14 @@ class LateScaled(Gradients):
 class GradientTarget:
     """Stands in for a master weight, for its ``grad`` and for what stock cuts out of that."""
 
-    dtype = LateScaled.dtype
-
     def __init__(self, gradients: LateScaled, part: SubgroupSlice) -> None:
         self._gradients = gradients
         self._part = part
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that stock may give them in."""
+        return self._gradients.dtype
 
     @property
     def grad(self) -> GradientTarget:
@@ -617,20 +667,21 @@ class GradientTarget:
         self._gradients.write(self._part, source)
 
 
-class SettledFragments(list[Tensor]):
-    """Stock's views of a group's gradients, one a parameter, scaled when they are looked at."""
+class SettledFragments(list[int]):
+    """A group's parameters by number, of each of which whoever asks gets the gradient."""
 
-    def __init__(
-        self, fragments: Iterable[Tensor], param_ids: list[int], gradients: LateScaled
-    ) -> None:
-        super().__init__(fragments)
-        self._param_ids = param_ids
+    def __init__(self, param_ids: Iterable[int], gradients: LateScaled) -> None:
+        super().__init__(param_ids)
         self._gradients = gradients
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
-        self._gradients.bring_home(self._param_ids)
-        self._gradients.settle(self._param_ids)
-        return super().__getitem__(index)
+        found = super().__getitem__(index)
+        if isinstance(found, list):
+            return [self._gradients.look(param_id) for param_id in found]
+        return self._gradients.look(found)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
 
 
 class FlatHomes(StateHomes):

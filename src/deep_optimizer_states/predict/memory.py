@@ -321,8 +321,8 @@ def _stage12(of: Workload, has_gpu: bool) -> Iterator[Array]:
     if of.software is None:  # what this package page-locks is not rounded up
         yield Array("master weights", FP32_BYTES * part, HOST, READY)
         yield Array("moments", MOMENTS_BYTES * part, HOST, READY)
-        yield Array("fp32 gradients", FP32_BYTES * part, HOST, READY)
-        yield from _tiles_under_way(of, FP32_BYTES, has_gpu)
+        yield Array("gradients", float(of.final_grad_bytes * part), HOST, READY)
+        yield from _tiles_under_way(of, of.final_grad_bytes, has_gpu)
         yield _kept_state(of)
     else:
         master = _locked(FP32_BYTES * part, has_gpu and offloaded and of.locks_state)
@@ -351,9 +351,9 @@ def _gradients_on_host(of: Workload, has_gpu: bool) -> Iterator[Array]:
         weights = _locked(of.weight_bytes * part, locks)
         yield Array("weights on their way to the device", weights, HOST, READY)
     elif has_gpu:
-        bucket = float(FP32_BYTES * min(of.bucket_numel, part))
+        bucket = float(of.final_grad_bytes * min(of.bucket_numel, part))
         when = frozenset({M.FULL, M.REDUCED, M.KEPT})
-        yield Array("fp32 gradients on their way", bucket, DEVICE, when)
+        yield Array("gradients on their way", bucket, DEVICE, when)
     yield Array("gradient on its way", _locked(whole, locks and is_stock), HOST, READY)
     yield Array("gradient on its way, on the device", whole, DEVICE, READY)
     norm = FP64_BYTES * min(largest, part)

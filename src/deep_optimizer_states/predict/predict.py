@@ -23,7 +23,6 @@ from deep_optimizer_states.predict.memory import (
     shortages,
     with_device_share,
 )
-from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulated_update import UpdateRun, rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
@@ -337,20 +336,21 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
 def flat_copies(workload: Workload) -> tuple[float, float]:
     """Return the bytes of a gradient that stages 1 and 2 copy to the host, and back, an iteration.
 
-    DeepSpeed makes these copies whoever updates. A gradient goes home in fp32 once it is whole,
-    unless its state stays on the device. Stage 2 reduces it in every backward before that too: the
-    16-bit sum goes home each time, and comes back to be added to; at stage 1 it stays on the device
-    till the last.
+    DeepSpeed makes these copies whoever updates. A gradient goes home once it is whole, stock's in
+    fp32, unless its state stays on the device. Stage 2 reduces it in every backward before that
+    too: the 16-bit sum goes home each time, and comes back to be added to; at stage 1 it stays on
+    the device till the last.
     """
     sums = workload.accumulation if workload.stage == 2 and workload.accumulation > 1 else 0
     size = workload.weight_bytes
-    return FP32_BYTES * (1 - workload.device_share) + sums * size, max(0, sums - 1) * size
+    last = workload.final_grad_bytes * (1 - workload.device_share)
+    return last + sums * size, max(0, sums - 1) * size
 
 
 def _flat_flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     """Return what those copies add: they are page-locked, on the stream that computes.
 
-    This package's engine sends the last one, in fp32, behind backward; at stage 1 it comes after.
+    This package's engine sends the last one behind backward; at stage 1 it comes after.
     """
     numel = sum(workload.subgroups) * workload.host_share
     home, back = flat_copies(workload)
@@ -360,7 +360,7 @@ def _flat_flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
         return max(0.0, numel * seconds - workload.accumulation * back_s)
     hidden = 0.0
     if workload.software is None and workload.stage == 2:
-        last = FP32_BYTES * numel * (1 - workload.device_share) / rate
+        last = workload.final_grad_bytes * numel * (1 - workload.device_share) / rate
         shown = min(1.0, workload.bucket_numel / (workload.dp * numel)) if numel else 0.0
         hidden = min(back_s, last * (1 - shown))
     return numel * seconds - hidden

@@ -225,8 +225,9 @@ class Workload:
 
     @property
     def final_grad_bytes(self) -> int:
-        """Return the bytes of a gradient that lies beside offloaded state; fp32 below stage 3."""
-        return self.weight_bytes if self.stage == 3 else FP32_BYTES
+        """Return the bytes of a gradient beside offloaded state; stock's is fp32 below stage 3."""
+        is_stocks = self.software is not None
+        return FP32_BYTES if is_stocks and self.stage < 3 else self.weight_bytes
 
     @cached_property
     def kept(self) -> Kept:

@@ -423,7 +423,7 @@ def _flat_state_of(engine):
         state = optimizer.optimizer.state[master]
         tensors = {
             "master": master.data,
-            "grad": master.grad,
+            "grad": torch.cat([*optimizer.offload_gradient_dict[idx]]),
             **{name: torch.as_tensor(value) for name, value in state.items()},
             "weights": optimizer.parallel_partitioned_bit16_groups[idx][rank],
             "weights of all ranks": optimizer.bit16_groups_flat[idx],

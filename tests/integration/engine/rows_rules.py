@@ -116,7 +116,13 @@ def count_every_subgroup(homes, subgroup):
 writing = LateScaled.writing
 LOOKED_AT, ODD = "ZeRO-2: gradients looked at", "ZeRO-2: sizes that nothing divides"
 BROKEN = {
-    "old gradients are scaled again": (LateScaled, "settle", lambda *_: None, LOOKED_AT, STRIDE),
+    "old gradients are scaled again": (
+        LateScaled,
+        "stale_grads_upcast",
+        lambda _self: {},
+        LOOKED_AT,
+        STRIDE,
+    ),
     "new gradients owe nothing": (
         LateScaled,
         "writing",

@@ -234,9 +234,9 @@ TAKEN = {
     "stage 3, fp32 sums": (Case(config={"data_types": {"grad_accum_dtype": "fp32"}}), 20),
     "stage 3, weights on the host": (CASES["offload_param"], 16),
     "stage 3, 16-bit state": (CASES[BIT16_STATE], 10),
-    "stage 1, accumulation": (AT_STAGE_2.changed(zero={"stage": 1}), 16),
-    "stage 2": (AT_STAGE_2.changed(accumulation=1), 16),
-    "stage 2, accumulation": (AT_STAGE_2, 18),
+    "stage 1, accumulation": (AT_STAGE_2.changed(zero={"stage": 1}), 14),
+    "stage 2": (AT_STAGE_2.changed(accumulation=1), 14),
+    "stage 2, accumulation": (AT_STAGE_2, 16),
 }
 
 

@@ -415,12 +415,12 @@ def settle_only_to_write(optimizer):
     optimizer._wait()
 
 
-settle = LateScaled.settle
+upcast = LateScaled.stale_grads_upcast
 
 
-def settle_where_it_was(gradients, param_ids=None):
+def upcast_what_is_at_home(gradients):
     with mock.patch.object(LateScaled, "bring_home"):
-        settle(gradients, param_ids)
+        return upcast(gradients)
 
 
 def kept_nowhere_else(gradients, part, source):
@@ -447,9 +447,10 @@ CONTROLS = {
         set_gradients,
     ),
     "gradients at home, before they are multiplied": (
-        (LateScaled, "settle", settle_where_it_was),
+        (LateScaled, "stale_grads_upcast", upcast_what_is_at_home),
         None,
     ),
+    "old gradients multiplied": ((LateScaled, "stale_grads_upcast", lambda _self: {}), None),
     "gradients written where they are kept": ((LateScaled, "write", kept_nowhere_else), None),
 }
 

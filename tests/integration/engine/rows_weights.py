@@ -383,6 +383,48 @@ def left_out(_folder, act, patches):
         assert differences(play_late(act, STRIDE), expected) != []
 
 
+bring_home = zero12.LateScaled.bring_home
+
+
+def bring_home_at_once(gradients, runs):
+    with mock.patch.object(gradients, "_wait"):
+        bring_home(gradients, runs)
+
+
+@ROWS.check("left out: the wait of gradients that stay on the device")
+def gradients_of_an_update_in_flight(_folder):
+    """It has their places until it ends."""
+
+    def act(trial):
+        engine = trial.open(AT_2)
+        for _ in range(3):
+            step_in_flight(trial, engine)
+        gradients_by_group(trial, engine)
+
+    block = {**STRIDE, "policy": "all-host", "device_memory_bytes": 10**9}
+    expected = stock_of(act)
+    same(play_late(act, block), expected)
+    with mock.patch.object(zero12.LateScaled, "bring_home", bring_home_at_once):
+        assert differences(play_late(act, block), expected) != []
+
+
+@ROWS.check("the device steps gradients that were read and not those that were written")
+def step_looked_at(_folder):
+    def write(parameter):
+        safe_set_full_grad(parameter, safe_get_full_grad(parameter))
+
+    for act, is_stepped_there in ((safe_get_full_grad, True), (write, False)):
+        with Trial(STRIDE) as trial:
+            engine = trial.open(AT_2)
+            trial.backward(engine)
+            for parameter in engine.module.parameters():
+                act(parameter)
+            trial.step(engine)
+            engine.optimizer.background.wait()
+            plan = inside(engine, "launcher").executor.last_plan
+            assert bool(plan.device_tiles) == is_stepped_there
+
+
 @ROWS.check("left out: the hook, of torch.func")
 def transformed_without_hooks(_folder):
     """It reads while the update is held, which is let go after it."""
@@ -428,10 +470,6 @@ for name, (act, patches) in {
     "wait of safe_get_*": (
         between_steps(read_state),
         [NO_CLASS, (zero12, "call_after", lambda _prepare, call: call)],
-    ),
-    "wait of gradients": (
-        between_steps(gradients_by_group),
-        [(zero12.LateScaled, "bring_home", lambda *_: None)],
     ),
 }.items():
     ROWS.check(f"left out: the {name}", act=act, patches=patches)(left_out)

@@ -89,20 +89,16 @@ def test_a_change_that_does_not_fit_or_does_not_gain_is_not_named():
 
 
 @pytest.mark.parametrize(
-    ("gib", "stage", "num_bytes"),
-    [*((gib, 3, 14) for gib in (30, 40, 60, 140)), (60, 2, 16), (141, 2, 16), (60, 1, 16)],
+    ("gib", "stage"), [*((gib, 3) for gib in (30, 40, 60, 140)), (60, 2), (141, 2), (60, 1)]
 )
-def test_state_stays_on_the_device_as_far_as_there_is_room(gib, stage, num_bytes):
-    """The share is (0.9 M - P) / 14 N, and none of it leaves its place in host memory.
-
-    Below stage 3 a gradient beside the state has 4 bytes.
-    """
+def test_state_stays_on_the_device_as_far_as_there_is_room(gib, stage):
+    """The share is (0.9 M - P) / 14 N, and none of it leaves its place in host memory."""
     machine = dataclasses.replace(H200, device_memory_bytes=gib * 2**30)
     workload = of("7B", device_memory_bytes="auto", stage=stage)
     without = predict(dataclasses.replace(workload, device_memory_bytes=0), machine)
     numel = sum(workload.subgroups)
     peak = without.memory.device_bytes + CONTEXT_BYTES
-    share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (num_bytes * numel))
+    share = min(1, max(0, 0.9 * machine.device_memory_bytes - peak) / (14 * numel))
     assert with_device_share(workload, machine).device_share == pytest.approx(share, rel=1e-6)
     got = predict(workload, machine)
     assert got.device_share == pytest.approx(share, rel=1e-6)
@@ -128,7 +124,7 @@ def test_the_bound_counts_adam_on_state_that_stays_on_the_device():
     assert got.bound_s == pytest.approx(got.iteration_s)
     assert got.bound_s == pytest.approx(computed_s + got.update_s)
     passing = predict(dataclasses.replace(all_of_it, device_memory_bytes=0), H200)
-    assert passing.bound_s < 0.8 * passing.iteration_s
+    assert passing.bound_s < 0.9 * passing.iteration_s
 
 
 def test_below_stage_3_sums_of_gradients_go_home_and_come_back_wherever_the_state_is():
@@ -136,7 +132,7 @@ def test_below_stage_3_sums_of_gradients_go_home_and_come_back_wherever_the_stat
     kept = predict(dataclasses.replace(workload, device_memory_bytes="auto"), H200)
     without = predict(workload, H200)
     assert kept.device_share == 1
-    last, phases = 4 * numel / H200.rate("d2h_bytes_per_s"), phases_of(workload, H200)
+    last, phases = 2 * numel / H200.rate("d2h_bytes_per_s"), phases_of(workload, H200)
     behind = min((phases.backward_s - phases.flush_s) / 4, last * (1 - 500_000_000 / numel))
     assert without.backward_s - kept.backward_s == pytest.approx(last - behind)
     assert 0 < behind < last
@@ -146,8 +142,8 @@ def test_at_stage_2_the_last_copy_of_gradients_is_hidden_behind_backward_as_stoc
     """At stage 1 backward has ended before anything is reduced."""
     for stage, hides in ((1, False), (2, True)):
         ours, stock = (phases_of(of("7B", who, stage=stage), H200) for who in (None, STOCK))
-        last = 4 * of("7B").numel / H200.rate("d2h_bytes_per_s")
-        assert stock.flush_s == pytest.approx(last)
+        last = 2 * of("7B").numel / H200.rate("d2h_bytes_per_s")
+        assert stock.flush_s == pytest.approx(2 * last)  # in fp32
         assert (ours.flush_s < 0.8 * last) == hides
         assert hides or ours.flush_s == pytest.approx(last)
 

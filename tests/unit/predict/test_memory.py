@@ -68,15 +68,15 @@ def test_states_are_counted_byte_by_byte(fields, load, train, save):
 
 
 # What stock and this package hold on the host in the step, and a slot of the device, in bytes a
-# parameter: stock keeps fp32 gradients at stage 3, and a 16-bit copy of the weights below it.
+# parameter: stock keeps fp32 gradients, and below stage 3 a 16-bit copy of the weights.
 @pytest.mark.parametrize(
     ("stage", "blocks", "stock_bytes", "our_bytes", "slot_bytes"),
     [
         (3, {}, 18, 14, 14),
         (3, {"bf16_master_weights_and_grads": True}, 14, 12, 12),
         (3, {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}, 10, 8, 8),
-        (2, {}, 18, 16, 16),
-        (1, {}, 18, 16, 16),
+        (2, {}, 18, 14, 14),
+        (1, {}, 18, 14, 14),
     ],
 )
 def test_states_take_what_they_are(stage, blocks, stock_bytes, our_bytes, slot_bytes):

@@ -77,8 +77,8 @@ engine=stock stage=2 optimizer_at=none overlaps=True | 0.07893 0.2751 0.06114 0 
 engine=stock stage=1 accumulation=4 | 0.3157 1.269 0.8452 0 0.3139 39.28 26.5
 engine=stock stage=2 accumulation=4 | 0.3157 2.051 0.8452 0 0.3139 43.57 15.6
 engine=stock optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7
-stage=2 dp=1 policy=stride stride=2 | 0.07893 0.5275 1.187 0.08458 0.5146 101.2 19.21
-stage=2 policy=stride stride=2 | 0.07893 0.3754 0.3754 0 0.2816 29.84 19.21
+stage=2 dp=1 policy=stride stride=2 | 0.07893 0.2973 1.057 0.08526 0.5057 89.33 18.01
+stage=2 policy=stride stride=2 | 0.07893 0.3699 0.3412 0 0.2618 26.87 18.01
 masters=bf16 moments=bf16 | 0.1491 0.3515 0.1894 0.1023 0.1757 17.53 10.65
 engine=stock activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3254 35.03 30.89
 engine=stock bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3254 35.03 10.78
