@@ -562,7 +562,8 @@ class LateScaled(Gradients):
         if value is None:
             part = self._part_of(param_id)
             self.bring_home(self._runs_of(part))
-            value = part.of(self._grads[part.master]).to(torch.float32, copy=True)
+            with torch.inference_mode(False):  # it may outlast the caller's
+                value = part.of(self._grads[part.master]).to(torch.float32, copy=True)
         else:
             self._wait()
         if self._is_reading:

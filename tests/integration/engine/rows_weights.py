@@ -408,6 +408,18 @@ def gradients_of_an_update_in_flight(_folder):
         assert differences(play_late(act, block), expected) != []
 
 
+@ROWS.compare("gradients written in inference mode, of a layer that is left out then")
+def write_in_inference_mode(trial):
+    def write(engine, micro_step):
+        engine.module.skipped = (2,) if micro_step >= 2 else ()
+        weight = engine.module.layers[2].weight
+        if micro_step == 2:
+            with torch.inference_mode():
+                safe_set_full_grad(weight, torch.full_like(weight, 0.01, dtype=torch.float32))
+
+    trial.train(trial.open(AT_2), 5, before=write)
+
+
 @ROWS.check("the device steps gradients that were read and not those that were written")
 def step_looked_at(_folder):
     def write(parameter):
