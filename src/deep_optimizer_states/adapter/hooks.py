@@ -322,6 +322,7 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     if weights_alone:
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):
+        engine.optimizer.hear_of_lost_gradients()
         was_cut_short = engine.optimizer.is_cut_short
         with engine.optimizer.loading():
             found = original(engine, *args, **kwargs)

@@ -230,6 +230,14 @@ class UpdateLauncher:
         """Return whether somebody heard that a gradient of this window has not arrived."""
         return self._gradients.have_failed
 
+    def drain(self) -> None:
+        """Wait until every gradient has arrived.
+
+        Raises:
+            UpdateError: One has not.
+        """
+        self._gradients.drain()
+
     def forget_flushes(self) -> None:
         """Forget the flushes of a window that is given up, and that one of them failed."""
         self._gradients.forget_flushes()

@@ -130,6 +130,13 @@ class InterleavedOptimizer:
         is_lost = launcher is not None and launcher.has_lost_gradients
         return is_lost or self._backward_active_depth > 0
 
+    def hear_of_lost_gradients(self) -> None:
+        """Wait for gradients on their way; the window is lost if one of them does not arrive."""
+        launcher: UpdateLauncher | None = self.__dict__.get("_launcher")
+        if launcher is not None:
+            with contextlib.suppress(UpdateError):
+                launcher.drain()
+
     def _refuse_half_a_backward(self) -> None:
         """Refuse to add gradients of a backward that was cut short to others, or to step by them.
 

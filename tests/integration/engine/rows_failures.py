@@ -284,9 +284,10 @@ def raise_in_backward(engine, loss):
     assert said == "ZeroDivisionError: the user's own"
 
 
-def fail_a_flush(engine, loss, is_heard_in_backward):
+def fail_a_flush(engine, loss, is_heard_in_backward, look=None):
     """A gradient's way home fails, and the next gradient hears of it, or whoever looks at one."""
     may_fail = threading.Event()
+    look = look or (lambda: safe_get_full_grad(engine.module.layers[0].weight))
 
     def fail(_targets, _sources):
         assert may_fail.wait(60)
@@ -299,7 +300,7 @@ def fail_a_flush(engine, loss, is_heard_in_backward):
         else:
             engine.backward(loss())
             may_fail.set()
-            said = answer(lambda: safe_get_full_grad(engine.module.layers[0].weight))
+            said = answer(look)
     assert said.startswith("UpdateError: lane grads, gradient flush of "), said
 
 
@@ -388,6 +389,42 @@ for stage, is_heard_in_backward, gives_up in (
 
         same(
             play(functools.partial(act, fails=True), STRIDE),
+            play(functools.partial(act, fails=False), None),
+        )
+
+
+for stage, is_heard_in_backward in itertools.product((2, 3), (True, False)):
+
+    @ROWS.check(
+        "a gradient's flush that fails, then a look at state on the device and a load, "
+        + ("heard of in backward, " if is_heard_in_backward else "")
+        + f"stage {stage}",
+        stage=stage,
+        is_heard_in_backward=is_heard_in_backward,
+    )
+    def load_after_a_look(folder, stage, is_heard_in_backward):
+        """The look needs the gradient that has not arrived; nothing else fails with it."""
+        numel = 1 if is_heard_in_backward else 10**5
+        zero = {"stage": stage, "reduce_bucket_size": numel}
+        case = STAGE_3.changed(zero=zero, accumulation=1)
+        block = {**STRIDE, "policy": "all-host", "device_memory_bytes": 10**9}
+
+        def act(trial, fails):
+            engine = trial.open(case)
+            trial.train(engine, 2)
+            engine.save_checkpoint(folder / f"{fails}", "two")
+            trial.train(engine, 1)
+            if fails:
+                look = (lambda: engine.optimizer.state,)
+                fail_a_flush(engine, lambda: trial.loss(engine), is_heard_in_backward, *look)
+                said = answer(*look)
+                assert said.startswith("UpdateError: lane grads, gradient flush of "), said
+            assert engine.load_checkpoint(folder / f"{fails}", "two")[0] is not None
+            trial.forget()
+            trial.train(engine, 2, skip=3)
+
+        same(
+            play(functools.partial(act, fails=True), block),
             play(functools.partial(act, fails=False), None),
         )
 
