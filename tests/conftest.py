@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Do not look for garbage among what is imported, nor again in every test."""
+    """Collect no garbage while tests are imported, and leave what they import out of it later."""
     gc.disable()
     try:
         return (yield)

@@ -152,6 +152,8 @@ class InterleavedOptimizer:
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Drop gradients as stock does; of a window that is not whole, all that it left."""
+        if not (is_in_backward() or self.background.is_running):  # an update hears of it itself
+            self.hear_of_lost_gradients()
         if self._is_window_lost and not is_in_backward():
             self._forget_window()
         stock: Any = super()

@@ -669,7 +669,7 @@ class GradientTarget:
 
 
 class SettledFragments(list[int]):
-    """A group's parameters by number, of each of which whoever asks gets the gradient."""
+    """Stands in for stock's list of a group's gradients: asked for one, it returns that in fp32."""
 
     def __init__(self, param_ids: Iterable[int], gradients: LateScaled) -> None:
         super().__init__(param_ids)

@@ -552,7 +552,7 @@ def _make_engines_cheaper():
     # DeepSpeed's own marks a range for a profiler that nobody runs.
     function.inspect = types.SimpleNamespace(signature=functools.cache(inspect.signature))
     nvtx.enable_nvtx = False
-    # Every engine of stage 3 tells the values of its weights in lines that nobody is shown.
+    # Every engine of stage 3 formats the values of all its weights for lines that nobody sees.
     torch.nn.Parameter.__repr__ = object.__repr__
     # For every engine all objects that there are would be looked through for garbage.
     zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)
