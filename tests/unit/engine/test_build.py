@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import deepspeed.ops.adam
 import pytest
@@ -54,17 +55,35 @@ def test_an_old_lock_is_named_and_not_waited_for(monkeypatch, capsys, tmp_path):
     assert lock.exists()
 
 
-@pytest.mark.parametrize(("cxx", "told"), [(None, "-g -c a.cpp -g0"), ("c++", "-g -c a.cpp")])
-def test_debug_information_is_left_out_unless_the_user_names_a_compiler(
-    monkeypatch, tmp_path, cxx, told
+FEWER_HEADERS = "-isystem {folder} -g -c a.cpp -g0"
+ALL_HEADERS = "-g -c a.cpp -g0"
+
+
+@pytest.mark.parametrize(
+    ("cxx", "refused", "told"),
+    [
+        (None, "none", [FEWER_HEADERS]),
+        (None, "-isystem", [FEWER_HEADERS, ALL_HEADERS]),
+        ("c++", "none", ["-g -c a.cpp"]),
+    ],
+)
+def test_headers_and_debug_information_are_left_out_unless_the_user_names_a_compiler(
+    monkeypatch, tmp_path, capfd, cxx, refused, told
 ):
+    seen = []
+
     def compile_op(_parameters):
         subprocess.run(["c++", "-g", "-c", "a.cpp"], check=True)
+        seen.extend(path for path in ours.rglob("*.h"))
         raise RuntimeError("no more is asked")
 
-    compiler = tmp_path / "the compiler" / "c++"
+    compiler, ours = tmp_path / "the compiler" / "c++", tmp_path / "ours"
+    ours.mkdir()
     compiler.parent.mkdir()
-    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/told\n')
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n'
+        f'[ "$1" != {refused} ] || {{ echo "lacks a header" >&2; exit 1; }}\n'
+    )
     compiler.chmod(0o755)
     path = f"{compiler.parent}:{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
@@ -72,10 +91,13 @@ def test_debug_information_is_left_out_unless_the_user_names_a_compiler(
     if cxx:
         monkeypatch.setenv("CXX", cxx)
     monkeypatch.setattr(build, "check_deepspeed", lambda: None)
-    monkeypatch.setattr(host, "build", lambda: tmp_path / "ours" / "host_adam.so")
-    (tmp_path / "ours").mkdir()
+    monkeypatch.setattr(host, "build", lambda: ours / "host_adam.so")
     monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", compile_op)
     assert build.main() == 1
-    assert (tmp_path / "told").read_text().strip() == told
+    said = (tmp_path / "told").read_text().splitlines()
+    headers = said[0].split()[1] if seen else ""
+    assert said == [line.format(folder=headers) for line in told]
+    assert seen == ([] if cxx else [Path(headers, "torch", "extension.h")])
+    assert "lacks a header" not in capfd.readouterr().err
     assert os.environ["PATH"] == path
-    assert list((tmp_path / "ours").iterdir()) == []
+    assert list(ours.iterdir()) == []
