@@ -21,7 +21,7 @@ MODEL_PREFIX = "model."
 """``model.hidden`` is one field of the model that a point names."""
 
 
-class Model(Table):
+class Model(Table, use_attribute_docstrings=True):  # for --help
     """A GPT of one of two architectures."""
 
     name: str = Field(pattern=NAME_PATTERN, max_length=40)
@@ -72,7 +72,7 @@ MODEL_FIELDS = {MODEL_PREFIX + name: field for name, field in Model.model_fields
 """Fields of a model as a point's overrides name them."""
 
 
-class Point(Table):
+class Point(Table, use_attribute_docstrings=True):  # for --help
     """One run: a model, an engine, and the fields that every study has.
 
     A study's own fields are added by :attr:`configs.study.Study.point_type`.

@@ -18,9 +18,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 class Table(BaseModel):
     """A table of a TOML or JSON file, checked."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def read(cls, table: Mapping[str, Any], source: str) -> Self:

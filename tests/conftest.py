@@ -54,6 +54,7 @@ def pytest_collection():
 
 def pytest_unconfigure():
     LOCK.unlink(missing_ok=True)
+    gc.freeze()  # pytest looks six times through all that is left, for seconds
 
 
 def pytest_collection_modifyitems(items):

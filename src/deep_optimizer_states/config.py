@@ -45,7 +45,7 @@ class Settings(BaseModel):
         {"deep_optimizer_states": {"enabled": true}}
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = False
     """Switch the plugin on; without it DeepSpeed stays as it is."""

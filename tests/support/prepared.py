@@ -30,8 +30,11 @@ from pathlib import Path
 
 import processes
 
-_BASE = ("torch", "numpy", "deepspeed", "torch._dynamo")
-"""The last is what the first optimizer imports."""
+_BASE = (
+    *("torch", "numpy", "deepspeed", "torch._dynamo"),
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep_config"),
+)
+"""The fourth is what the first optimizer imports, the last two what the first engine does."""
 DEEPSPEED = (
     *_BASE,
     *(
@@ -47,7 +50,7 @@ MEGATRON = (
     "megatron.core.models.gpt.gpt_layer_specs",
     "megatron.core.pipeline_parallel.p2p_communication",
 )
-FIXED = ("LD_PRELOAD", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCHINDUCTOR_CACHE_DIR")
+FIXED = ("LD_PRELOAD", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 """Variables that libraries read once, when they are loaded."""
 _LOOK_EVERY_S = 5.0
 """So often a process that nobody asks looks whether its session still runs."""
@@ -123,7 +126,8 @@ def _serve(session, *modules):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # of another release of DeepSpeed
+            importlib.import_module(name)
     _spare_the_ranks()
     listener.settimeout(_LOOK_EVERY_S)
     while Path("/proc", session).exists():

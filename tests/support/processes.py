@@ -25,8 +25,8 @@ DEADLINE_S = 240.0
 """A wait for what must come may take so long on the busiest machine."""
 _PR_SET_CHILD_SUBREAPER = 36
 kept = set()
-"""Numbers of processes that serve tests of all workers (``prepared.py``); they end with the
-session, and so do their children, which belong to other tests as well."""
+"""Numbers of processes that serve tests of all workers (``prepared.py``) or all of this process
+(``_TRACKER``); they end with the session, and so do their children, which belong to other tests."""
 _TRACKER = "multiprocessing.resource_tracker"
 """A helper that Python starts once for all that follows, and warns about when it is gone."""
 
@@ -145,7 +145,9 @@ def _descendants():
         if not known or not known <= kept:
             children = [p for p in psutil.Process().children() if p.pid not in kept]
             found = [p for child in children for p in (child, *_children_of(child))]
-            return {p for p in found if not _is_tracker(p)}
+            trackers = {p for p in found if _is_tracker(p)}
+            kept.update(p.pid for p in trackers.intersection(children))
+            return set(found) - trackers
     return set()
 
 

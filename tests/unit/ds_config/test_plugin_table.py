@@ -1,5 +1,8 @@
 """The table of the plugin's keys in docs/plugin.md; ``make golden`` writes it anew."""
 
+import ast
+import inspect
+import itertools
 import json
 import os
 import re
@@ -10,11 +13,22 @@ from deep_optimizer_states.config import Settings
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "plugin.md"
 
 
+def meanings():
+    """Return the docstring below each field. Each rank imports ``Settings`` and needs none."""
+    (definition,) = ast.parse(inspect.getsource(Settings)).body
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
 def table():
     """Make the rows of every key, its default and its meaning."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
+    texts = meanings()
     for name, field in Settings.model_fields.items():
-        meaning = " ".join((field.description or "").split()).replace("``", "`").replace("|", "\\|")
+        meaning = " ".join(texts[name].split()).replace("``", "`").replace("|", "\\|")
         lines.append(f"| `{name}` | `{json.dumps(field.default)}` | {meaning} |")
     return "\n".join(lines) + "\n"
 
