@@ -191,7 +191,7 @@ set_up_run() {
   replace_wheels_of_other_pythons
   check_pins run.txt
   import_once
-  say "4 of 4: the compiled ops, into $TORCH_EXTENSIONS_DIR (a minute or two, once)"
+  say "4 of 4: the compiled ops, into $TORCH_EXTENSIONS_DIR (half a minute or more, once)"
   await_build
 }
 

@@ -33,7 +33,7 @@ def main() -> int:
         check_deepspeed()
         sys.stderr.write("op 1 of 2: our host Adam, seconds\n")
         library = host.build()
-        sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, a minute or more the first time\n")
+        sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, half a minute or more the first time\n")
         locks = locks_of_ops(library.parent.parent)
         for lock in locks:
             sys.stderr.write(f"{lock}\n")
@@ -82,8 +82,9 @@ def _quick_compiler(folder: Path) -> Iterator[None]:
         compiler, headers = shlex.quote(compiler), shlex.quote(first)
         wrapper = Path(first, "c++")
         wrapper.write_text(
-            f'#!/bin/sh\n{compiler} -isystem {headers} "$@" -g0 2>/dev/null ||'
-            f' exec {compiler} "$@" -g0\n'
+            f"#!/bin/sh\ncase \" $* \" in *' -c '*)"
+            f' {compiler} -isystem {headers} "$@" -g0 2>/dev/null && exit ;;\nesac\n'
+            f'exec {compiler} "$@" -g0\n'
         )
         wrapper.chmod(0o755)
         os.environ["PATH"] = os.pathsep.join((first, path))

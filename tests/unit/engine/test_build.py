@@ -57,14 +57,15 @@ def test_an_old_lock_is_named_and_not_waited_for(monkeypatch, capsys, tmp_path):
 
 FEWER_HEADERS = "-isystem {folder} -g -c a.cpp -g0"
 ALL_HEADERS = "-g -c a.cpp -g0"
+VERSION = "-v -g0"
 
 
 @pytest.mark.parametrize(
     ("cxx", "refused", "told"),
     [
-        (None, "none", [FEWER_HEADERS]),
-        (None, "-isystem", [FEWER_HEADERS, ALL_HEADERS]),
-        ("c++", "none", ["-g -c a.cpp"]),
+        (None, "none", [FEWER_HEADERS, VERSION]),
+        (None, "-isystem", [FEWER_HEADERS, ALL_HEADERS, VERSION]),
+        ("c++", "none", ["-g -c a.cpp", "-v"]),
     ],
 )
 def test_headers_and_debug_information_are_left_out_unless_the_user_names_a_compiler(
@@ -74,6 +75,7 @@ def test_headers_and_debug_information_are_left_out_unless_the_user_names_a_comp
 
     def compile_op(_parameters):
         subprocess.run(["c++", "-g", "-c", "a.cpp"], check=True)
+        subprocess.run(["c++", "-v"], check=True)  # torch asks which compiler it is
         seen.extend(path for path in ours.rglob("*.h"))
         raise RuntimeError("no more is asked")
 
@@ -81,7 +83,7 @@ def test_headers_and_debug_information_are_left_out_unless_the_user_names_a_comp
     ours.mkdir()
     compiler.parent.mkdir()
     compiler.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n'
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/told\necho "by $0" >&2\n'
         f'[ "$1" != {refused} ] || {{ echo "lacks a header" >&2; exit 1; }}\n'
     )
     compiler.chmod(0o755)
@@ -98,6 +100,8 @@ def test_headers_and_debug_information_are_left_out_unless_the_user_names_a_comp
     headers = said[0].split()[1] if seen else ""
     assert said == [line.format(folder=headers) for line in told]
     assert seen == ([] if cxx else [Path(headers, "torch", "extension.h")])
-    assert "lacks a header" not in capfd.readouterr().err
+    errors = capfd.readouterr().err
+    assert "lacks a header" not in errors
+    assert f"by {compiler}" in errors  # what torch looks for in the answer
     assert os.environ["PATH"] == path
     assert list(ours.iterdir()) == []
