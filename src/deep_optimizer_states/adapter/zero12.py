@@ -27,6 +27,7 @@ subgroups that have elements of the parameter.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex
@@ -467,6 +468,18 @@ def call_within(
     return open_and_call
 
 
+@dataclasses.dataclass(frozen=True)
+class _Owing:
+    """What tells a parameter's gradient from its copy beside state.
+
+    It is replaced as a whole, so that Ctrl-C finds the factor applied and gone, or neither.
+    """
+
+    factor: float = 1.0
+    in_fp32: Tensor | None = None
+    """1-D, and what the factor is owed to; None for the copy beside state."""
+
+
 class LateScaled(Gradients):
     """The gradients of this rank, and what they are still to be multiplied with.
 
@@ -501,8 +514,7 @@ class LateScaled(Gradients):
         self._wait = wait
         self._grads: list[Tensor] = []
         self._runs: dict[SubgroupSlice, list[Tile]] = {}
-        self._owed: dict[int, float] = {}
-        self._in_fp32: dict[int, Tensor] = {}
+        self._owing: dict[int, _Owing] = {}
         self._is_reading = False
         self.targets: list[GradientTarget] = []
         self.is_writing = False
@@ -521,8 +533,7 @@ class LateScaled(Gradients):
             param_id: The parameter whose gradient is replaced; None for none.
         """
         if param_id is not None:
-            self._owed.pop(param_id, None)
-            self._in_fp32.pop(param_id, None)
+            self._owing.pop(param_id, None)
         before, self.is_writing = self.is_writing, True
         try:
             yield
@@ -558,18 +569,22 @@ class LateScaled(Gradients):
         Raises:
             UpdateError: A lane failed, or an update.
         """
-        value = self._in_fp32.get(param_id)
-        if value is None:
+        owing = self._owing.get(param_id, _Owing())
+        if owing.in_fp32 is None:
             part = self._part_of(param_id)
             self.bring_home(self._runs_of(part))
-            with torch.inference_mode(False):  # it may outlast the caller's
-                value = part.of(self._grads[part.master]).to(torch.float32, copy=True)
         else:
             self._wait()
-        if self._is_reading:
-            return value * self._owed.get(param_id, 1.0)
-        self._in_fp32[param_id] = value
-        return value.mul_(self._owed.pop(param_id, 1.0))
+        with torch.inference_mode(False):  # it may outlast the caller's
+            if owing.in_fp32 is None:
+                value = part.of(self._grads[part.master]).to(torch.float32, copy=True)
+            else:
+                value = owing.in_fp32
+            if self._is_reading or owing.factor != 1.0:
+                value = value * owing.factor
+        if not self._is_reading:
+            self._owing[param_id] = _Owing(in_fp32=value)
+        return value
 
     def bring_home(self, runs: Iterable[Tile]) -> None:
         """Have gradients of some runs of elements at home until the next update.
@@ -584,16 +599,21 @@ class LateScaled(Gradients):
 
     @override
     def stale_grads_upcast(self) -> dict[int, Tensor]:
-        for param_id in [it for it, factor in self._owed.items() if factor != 1.0]:
+        for param_id in [it for it, owing in self._owing.items() if owing.factor != 1.0]:
             self.look(param_id)
-        parts = {param_id: self._runs_of(self._part_of(param_id)) for param_id in self._in_fp32}
+        values = {
+            param_id: owing.in_fp32
+            for param_id, owing in self._owing.items()
+            if owing.in_fp32 is not None
+        }
+        parts = {param_id: self._runs_of(self._part_of(param_id)) for param_id in values}
         subgroups = sorted({run.subgroup for runs in parts.values() for run in runs})
         if not subgroups:
             return {}
         self.bring_home(Tile(idx, 0, self._slices[idx].numel) for idx in subgroups)
         found = {idx: self.beside_state(idx).to(torch.float32, copy=True) for idx in subgroups}
         for param_id, runs in parts.items():
-            value, start = self._in_fp32[param_id], 0
+            value, start = values[param_id], 0
             for run in runs:
                 piece = value.narrow(0, start, run.numel)
                 found[run.subgroup].narrow(0, run.start, run.numel).copy_(piece)
@@ -611,7 +631,11 @@ class LateScaled(Gradients):
 
     @override
     def stepped(self, factor: float) -> None:
-        self._owed = dict.fromkeys(self._stock.grad_position, factor)
+        kept = self._owing
+        self._owing = {
+            param_id: dataclasses.replace(kept.get(param_id, _Owing()), factor=factor)
+            for param_id in self._stock.grad_position
+        }
 
     @override
     def beside_state(self, subgroup: int) -> Tensor:

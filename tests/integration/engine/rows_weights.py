@@ -117,6 +117,17 @@ def gradients_by_group(trial, engine):
         trial.see("gradients", [gradients[idx] for idx in range(len(gradients))])
 
 
+def gradients_after_ctrl_c(trial, engine):
+    """Ctrl-C comes while a gradient is multiplied with what it owes; stock multiplies none here."""
+    names = ("__mul__", "mul_")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(torch.Tensor, name, side_effect=KeyboardInterrupt))
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        next(iter(engine.optimizer.offload_gradient_dict.values()))[0]
+    gradients_by_group(trial, engine)
+
+
 def evaluate(trial, engine):
     engine.eval()
     with torch.no_grad():
@@ -131,7 +142,7 @@ def load_weights(trial, engine):
 
 
 BY_HAND = (read_by_hand, write_by_hand, save_by_hand, copy_by_hand, evaluate, load_weights)
-OF_STATE = (read_state, write_state, gradients_by_group)
+OF_STATE = (read_state, write_state, gradients_by_group, gradients_after_ctrl_c)
 for number, act in enumerate((*BY_HAND, *OF_STATE)):
     case = AT_1 if number % 3 == 0 else AT_2
     ROWS.compare(f"{act.__name__} between steps, stage {case.stage}")(between_steps(act, case))
