@@ -122,7 +122,9 @@ def gradients_after_ctrl_c(trial, engine):
     names = ("__mul__", "mul_")
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(mock.patch.object(torch.Tensor, name, side_effect=KeyboardInterrupt))
+            stack.enter_context(
+                mock.patch.object(torch.Tensor, name, side_effect=KeyboardInterrupt)
+            )
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         next(iter(engine.optimizer.offload_gradient_dict.values()))[0]
     gradients_by_group(trial, engine)
