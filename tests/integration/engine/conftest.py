@@ -27,12 +27,15 @@ def check_rows(run_rows):
     """Run those rows of a group that are for so many ranks; nothing may be wrong with any."""
 
     def check(group, num_ranks=1, extent="few", **variables):
-        for rank, report in enumerate(run_rows(group, extent, num_ranks, **variables)):
-            wrong = [(name, "\n".join(found)) for name, found in report[group].items() if found]
-            told = "\n\n".join(
-                f"{name}, rank {rank} of {num_ranks}:\n{text}" for name, text in wrong
-            )
-            assert not wrong, told
+        reports = run_rows(group, extent, num_ranks, **variables)
+        wrong = [
+            f"{name}, rank {rank} of {num_ranks}:\n" + "\n".join(found)
+            for rank, report in enumerate(reports)
+            for name, found in report[group].items()
+            if found
+        ]
+        assert not wrong, "\n\n".join(wrong)
+        for report in reports:
             assert report[group], "no row was run"
             assert report["lanes left"] == []
 
