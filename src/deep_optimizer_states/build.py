@@ -65,7 +65,7 @@ constexpr auto kFloat32 = at::kFloat;
 
 @contextlib.contextmanager
 def _quick_compiler(folder: Path) -> Iterator[None]:
-    """Spare the compiler headers and debug information that the op does not need: half its time.
+    """Spare the compiler headers and debug information that the op does not need.
 
     The instructions of Adam are the same. Sources that need more are compiled with all headers.
     ninja's command stays the same to the letter, because DeepSpeed builds again after it has
