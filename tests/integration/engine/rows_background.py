@@ -108,6 +108,17 @@ def compare_files(ours, stock):
     return found
 
 
+def assert_latest(folder, tag):
+    """Assert on all ranks that this save is the latest and that none has left anything else.
+
+    Each rank removes its own files, and whoever goes on may begin the next save.
+    """
+    torch.distributed.barrier()
+    found = (folder / "latest").read_text(), list(folder.rglob("*unfinished*"))
+    torch.distributed.barrier()
+    assert found == (tag, [])
+
+
 SMALL = {**STRIDE, **BACKGROUND, "checkpoint_memory_bytes": 3000}
 WIDE = Case(config={"bf16": BF16_ALL})
 for name, ranks, case, block in (
@@ -277,9 +288,7 @@ def interrupt_a_save(folder):
         with mock.patch.object(BackgroundSave, "add", add_or_interrupt):
             assert answer(lambda: engine.save_checkpoint(folder, TAG)) == "KeyboardInterrupt: "
         assert len(added) == 2
-        torch.distributed.barrier()  # each rank removes its own files
-        assert (folder / "latest").read_text() == "first"
-        assert not list(folder.rglob("*unfinished*"))
+        assert_latest(folder, "first")
         trial.train(engine, 1)
         assert engine.load_checkpoint(folder)[1]["at"] == 1
         engine.save_checkpoint(folder, TAG, {"at": 2})
@@ -328,9 +337,7 @@ def fail_on_one_rank(folder):
             assert error.__name__ in reason(save, RANK), save.failure
             assert f"rank {last}: " in reason(save, RANK)
             trial.train(engine, 1)
-            torch.distributed.barrier()
-            assert (folder / "latest").read_text() == "first"
-            assert not list(folder.rglob("*unfinished*"))
+            assert_latest(folder, "first")
         engine.save_checkpoint(folder, TAG, {"at": 4})
         assert engine.load_checkpoint(folder)[1]["at"] == 4
         trial.end(engine)
@@ -345,9 +352,7 @@ def save_elsewhere(folder):
             engine.save_checkpoint("saves", f"run/{TAG}", {"at": 1})
             os.chdir("/")
         engine.optimizer.checkpoints.wait()
-        torch.distributed.barrier()
-        assert (folder / "saves/latest").read_text() == f"run/{TAG}"
-        assert not list(folder.rglob("*unfinished*"))
+        assert_latest(folder / "saves", f"run/{TAG}")
         assert engine.load_checkpoint(folder / "saves")[1]["at"] == 1
         trial.end(engine)
 
@@ -364,9 +369,7 @@ def save_two_engines(folder):
             critic.save_checkpoint(folder, "critic", {"of": "critic"})
         for engine in (actor, critic):
             engine.optimizer.checkpoints.wait()
-        torch.distributed.barrier()
-        assert (folder / "latest").read_text() == "critic"
-        assert not list(folder.rglob("*unfinished*"))
+        assert_latest(folder, "critic")
         assert actor.load_checkpoint(folder, "actor")[1]["of"] == "actor"
         assert critic.load_checkpoint(folder)[1]["of"] == "critic"
         for engine in (actor, critic):
@@ -528,9 +531,7 @@ def fail_to_wait(folder):
         for engine in engines:
             engine.optimizer.checkpoints.wait()
         assert "MemoryError" in reason(engines[1].optimizer.checkpoints.last, RANK)
-        torch.distributed.barrier()
-        assert (folder / "latest").read_text() == "first"
-        assert not list(folder.rglob("*unfinished*"))
+        assert_latest(folder, "first")
         for engine in engines:
             trial.end(engine)
 
@@ -567,9 +568,7 @@ def lose_the_folder(folder):
                 engine.optimizer.checkpoints.last.fail(OSError("the disk is gone"))
         trial.train(engine, 1)
         engine.optimizer.checkpoints.wait()
-        torch.distributed.barrier()  # each rank removes its own files
-        assert (folder / "saves/latest").read_text() == "first"
-        assert not list(folder.rglob("*unfinished*"))
+        assert_latest(folder / "saves", "first")
         (folder / "file").write_text("no folder")
         torch.distributed.barrier()
         assert not engine.save_checkpoint(folder / "file" / "saves", "third")
