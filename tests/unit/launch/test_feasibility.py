@@ -320,6 +320,7 @@ def test_the_environment_keeps_torchs_answer_while_nothing_that_decides_it_chang
 ):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
 
     def ask(answer):
         """Whether a torch that answers so is asked, and what is then known."""
