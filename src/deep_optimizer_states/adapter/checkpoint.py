@@ -189,6 +189,9 @@ class _Save:
 _under_way: list[_Save] = []
 """Saves of all engines of this process that have not ended, the first one first."""
 
+_saved_into: set[Path] = set()
+"""Folders that this process has saved into in the background, the same on all ranks."""
+
 
 def _leave_to_the_parent() -> None:
     """Forget, in a child of fork, the saves that its parent ends, whose locks are not its own."""
@@ -212,6 +215,19 @@ def wait_for_saves(folder: Path | None = None, place: str | None = None) -> None
     for save in list(_under_way):
         if folder in (None, save.target.folder) and place in (None, save.target.place):
             save.wait()
+
+
+def before_load_by_others(folder: Path, is_together: bool) -> None:
+    """Wait for saves into a folder that an engine loads from which itself saves in stock's way.
+
+    Args:
+        folder: A path without links.
+        is_together: Every rank loads, and waits until rank 0 has named what was saved.
+    """
+    if folder in _saved_into:
+        wait_for_saves(folder)
+        if is_together:
+            torch.distributed.barrier()
 
 
 class Checkpoints:
@@ -364,6 +380,7 @@ class Checkpoints:
                 save = _Save(target, files, ranks, record, previous, then, self._tell)
                 self._last = save
                 _under_way.append(save)
+                _saved_into.add(target.folder)
         finally:
             if save is None and record is not None:
                 record.remove()

@@ -66,7 +66,7 @@ def install(allow_unverified: bool = False) -> None:
     _wrap(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "forward", _noting_out_of_memory)
-    _wrap(DeepSpeedEngine, "backward", _noting_out_of_memory)
+    _wrap(DeepSpeedEngine, "backward", _backward)
     _wrap(DeepSpeedEngine, "step", _step)
     _wrap(DeepSpeedEngine, "save_checkpoint", _save_checkpoint)
     _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
@@ -255,6 +255,18 @@ def _noting_out_of_memory(original: Any, engine: Any, *args: Any, **kwargs: Any)
         raise
 
 
+def _backward(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call DeepSpeed's method; an error after autograd's part cuts the backward short as well."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    before = engine.optimizer._backward_active_depth
+    try:
+        return _noting_out_of_memory(original, engine, *args, **kwargs)
+    except BaseException:
+        engine.optimizer.after_failed_autograd(before)
+        raise
+
+
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
     if not _is_ours(engine):
@@ -307,18 +319,20 @@ def _wait_for_saves(folder: Path | None = None) -> None:
 
 def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Load as DeepSpeed does, perhaps after an update that failed."""
+    from deep_optimizer_states.adapter.checkpoint import before_load_by_others
+
+    asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    weights_alone = asked.get("load_module_only") or not asked.get("load_optimizer_states", True)
+    checkpoints = engine.optimizer.checkpoints if _is_ours(engine) else None
+    before_load = checkpoints.before_load if checkpoints is not None else before_load_by_others
+    # Below stage 3 stock lets one rank load weights by itself.
+    is_together = engine.zero_optimization_stage() == 3 or not weights_alone
+    before_load(Path(asked["load_dir"]).resolve(), is_together)
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
     from deep_optimizer_states.adapter.reshard import resharding
 
     background = engine.optimizer.background
-    asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
-    weights_alone = asked.get("load_module_only") or not asked.get("load_optimizer_states", True)
-    if engine.optimizer.checkpoints is not None:
-        # Below stage 3 stock lets one rank load weights by itself.
-        is_together = engine.zero_optimization_stage() == 3 or not weights_alone
-        folder = Path(asked["load_dir"]).resolve()
-        engine.optimizer.checkpoints.before_load(folder, is_together)
     if weights_alone:
         background.refuse_while_open()
     with background.overlooking_failure(), resharding(engine, asked):
@@ -482,6 +496,5 @@ def signals_held_back() -> Iterator[None]:
 
 
 def _handlers_in_python() -> dict[int, Handler]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-    found = {int(number): signal.getsignal(number) for number in numbers}
+    found = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     return {number: handler for number, handler in found.items() if callable(handler)}

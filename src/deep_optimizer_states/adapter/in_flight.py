@@ -2,7 +2,7 @@
 
 At stage 3 every way to a weight leads through a gather, which waits. Below it a weight is an
 ordinary parameter, which anybody may read at any time. Until a parameter's own tiles are updated,
-two things are in the way:
+these are in the way:
 
 *A hook before each module's forward* waits for the module's own parameters. It sees uses of which
 torch does not tell: by compiled kernels, and behind the wrappers of ``torch.func``.
@@ -10,11 +10,14 @@ torch does not tell: by compiled kernels, and behind the wrappers of ``torch.fun
 *The class of the parameter* is :class:`InFlight`, which torch tells of every call with one among
 its arguments. So an operation in another module, ``data``, ``state_dict()`` or a copy wait as well.
 
-The first of both gives the parameter its own class back, and nothing is left to do for the others.
+Autograd reads weights in C++, so that whoever begins a run of it waits for all parameters
+(``adapter/autograd_runs.py``). The first of all these gives the parameter its own class back, and
+nothing is left to do for the others.
 
 [Note: unseen reads] A module that was compiled or scripted reads weights without telling anybody,
 and compiled code goes by the class that a parameter had when it was compiled. With such a module in
-the model, or with a parameter of a class of its own, ``step()`` waits for the whole update.
+the model, or with a parameter of a class of its own, ``step()`` waits for the whole update. So it
+does from the first time that a hook finds itself in a user's function that is compiled.
 
 [Note: evaluation] In evaluation some of torch's layers have a shorter way with other bits, which
 they take only if all weights below them are plain parameters. So there a module waits for all
@@ -72,6 +75,10 @@ class InFlight(Parameter):
             UpdateError: The update failed.
         """
         kwargs = kwargs or {}
+        if func is Tensor.detach and sys._getframe(1).f_code is Parameter.__new__.__code__:
+            # It compares the type of what it detaches, before and after.
+            cls.weights_in_flight.let_through(args[0])
+            return Tensor._make_subclass(Parameter, args[0])
         waiting: list[InFlight] = []
         if func not in _READS_NO_WEIGHT:
             waiting = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, InFlight)]
@@ -114,6 +121,10 @@ class WeightsInFlight:
         self._has_plain_params = all(type(param) is Parameter for param in self._params.values())
         self._class: Any = type(InFlight.__name__, (InFlight,), {"weights_in_flight": self})
         self._waiting: dict[int, Parameter] = {}
+        self.is_up = False
+        """Whether there are parameters that nobody has waited for."""
+        self.is_compiled = False
+        """Whether a hook was compiled as a part of a user's function."""
         self._pass: Callable[[Parameter], None] = self._wait_for
         self._hooks = [
             module.register_forward_pre_hook(self._hook_of(module), prepend=True)
@@ -131,8 +142,10 @@ class WeightsInFlight:
     @property
     def may_wait(self) -> bool:
         """Whether every read of a weight will be seen; if not, ``step()`` waits for all."""
-        return self._has_plain_params and not any(
-            is_read_unseen(module) for module in self._get_module().modules()
+        return (
+            self._has_plain_params
+            and not self.is_compiled
+            and not any(is_read_unseen(module) for module in self._get_module().modules())
         )
 
     def next_order(self) -> tuple[int, ...]:
@@ -144,14 +157,10 @@ class WeightsInFlight:
         if "torch._dynamo" in sys.modules and self._pass == self._wait_for:
             # A function that is compiled by itself may come past here; it must not see this.
             self._pass = torch.compiler.disable(self._wait_for)  # type: ignore[no-untyped-call]
+        self.is_up = True
         for key, param in self._params.items():
             self._waiting[key] = param
             param.__class__ = self._class
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there are parameters that nobody has waited for."""
-        return bool(self._waiting)
 
     def let_through(self, param: Parameter) -> None:
         """Wait until a parameter's tiles are updated, and let everybody read it.
@@ -191,6 +200,7 @@ class WeightsInFlight:
     def _give_back(self, param: Parameter) -> None:
         param.__class__ = Parameter
         self._waiting.pop(id(param), None)
+        self.is_up = bool(self._waiting)
 
 
 class ModuleHook:
@@ -211,11 +221,16 @@ class _BeforeForward(ModuleHook):
         self._below = below
 
     def __call__(self, module: Module, _args: Any) -> None:
-        if self._weights.is_up:
+        weights = self._weights
+        if torch.compiler.is_compiling():  # see [Note: unseen reads]
+            weights.is_compiled = True
+            if weights.is_up:
+                torch.compiler.disable(weights.let_all_through)()  # type: ignore[no-untyped-call]
+        elif weights.is_up:
             # See [Note: evaluation].
             for param in self._own if module.training else self._below:
                 if isinstance(param, InFlight):
-                    self._weights.let_through(param)
+                    weights.let_through(param)
 
 
 def _hook_of_a_copy() -> Callable[..., None]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+from deep_optimizer_states.adapter.autograd_runs import stop_listening
 from deep_optimizer_states.adapter.checkpoint import Checkpoints
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.launcher import Chosen, Gradients, UpdateLauncher
@@ -47,6 +48,8 @@ class InterleavedOptimizer:
 
     _is_closed = False
     _is_reading = False
+    _had_backward_cut_short = False
+    """Whether an error came out of a backward of this window."""
     is_being_loaded = False
     """Whether something was replaced in the load that is under way, or in the last one."""
 
@@ -128,7 +131,22 @@ class InterleavedOptimizer:
     def _is_window_lost(self) -> bool:
         launcher: UpdateLauncher | None = self.__dict__.get("_launcher")
         is_lost = launcher is not None and launcher.has_lost_gradients
-        return is_lost or self._backward_active_depth > 0
+        return is_lost or self._is_backward_cut_short
+
+    @property
+    def _is_backward_cut_short(self) -> bool:
+        # The depth alone says little: DeepSpeed leaves one behind where a backward of another
+        # engine, or torch.autograd.grad, comes through this engine's weights.
+        return self._had_backward_cut_short and self._backward_active_depth > 0
+
+    def before_autograd(self) -> int:
+        """Hear that autograd begins a run; return how many backwards of this engine are open."""
+        return self._backward_active_depth
+
+    def after_failed_autograd(self, before: int) -> None:
+        """Hear that an error came out of a run, or of what DeepSpeed does after one."""
+        if self._backward_active_depth > before:
+            self._had_backward_cut_short = True
 
     def hear_of_lost_gradients(self) -> None:
         """Wait for gradients on their way; the window is lost if one of them does not arrive."""
@@ -143,7 +161,7 @@ class InterleavedOptimizer:
         Raises:
             UpdateError: An error came out of the backward before.
         """
-        if self._backward_active_depth > 0 and torch.is_grad_enabled() and not is_in_backward():
+        if self._is_backward_cut_short and torch.is_grad_enabled() and not is_in_backward():
             raise UpdateError(
                 "the backward before was cut short by an error, so that the gradients of this "
                 "window are not whole: go back to a checkpoint (engine.load_checkpoint), or give "
@@ -167,6 +185,7 @@ class InterleavedOptimizer:
         self.reset_cpu_buffers()
         while self._backward_active_depth > 0:
             self.exit_backward()
+        self._had_backward_cut_short = False
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -264,6 +283,7 @@ class InterleavedOptimizer:
         """End the threads. What was cut short goes on when it is called again."""
         if self._is_closed:
             return
+        stop_listening(self)
         with contextlib.ExitStack() as parts:
             for name in ("_lanes", "background"):  # closed the other way round
                 if (part := self.__dict__.get(name)) is not None:

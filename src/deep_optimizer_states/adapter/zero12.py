@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from typing_extensions import override
 
+from deep_optimizer_states.adapter.autograd_runs import listen
 from deep_optimizer_states.adapter.barrier import Barrier
 from deep_optimizer_states.adapter.flushes import Flushes
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes, SubgroupSlice, measure_host
@@ -122,6 +123,7 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             if self._launcher.cache.is_on:
                 self._residency = Residency(self._launcher, self.background)
                 self._looks = LooksInForward(get_module(), self._residency.look)
+            listen(self)
         except BaseException:
             self._close_after_failure()
             raise
@@ -143,6 +145,8 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
         cache = self._make_cache(schedule, self.gradient_accumulation_dtype)
         self._gradients = LateScaled(self, slices, self._lanes, cache, self.background.wait)
         self._take_memory()
+        for group in self.optimizer.param_groups:
+            group["params"] = SettledMasters(group["params"], self._settle)
         self._launcher = self._make_launcher(schedule, self._homes, self._gradients, cache)
         self._is_made = True
         self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
@@ -250,11 +254,12 @@ class InterleavedFlatOptimizer(InterleavedOptimizer, DeepSpeedZeroOptimizer):
             self._residency.begin_forward()
         super().clear_backward_seen_flag()
 
-    def backward_prologue(self) -> None:
-        """Begin a backward, perhaps of a graph that is older than the update in flight."""
+    @override
+    def before_autograd(self) -> int:
+        # The graph may be older than the update in flight, and of another engine.
         if self._weights is not None:
             self._weights.let_all_through()
-        super().backward_prologue()
+        return super().before_autograd()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Let stock move what no update uses any more."""
@@ -690,6 +695,25 @@ class GradientTarget:
         """Let these gradients be ``source``, 1-D; whoever reads them waits for the copy."""
         assert non_blocking, "stock would read them at once"
         self._gradients.write(self._part, source)
+
+
+class SettledMasters(list[Tensor]):
+    """Stands in for Adam's list of a group's master weights: whoever takes one out may write it."""
+
+    def __init__(self, masters: Iterable[Tensor], settle: Callable[[], None]) -> None:
+        super().__init__(masters)
+        self._settle = settle
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        self._settle()
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self._settle()
+        return super().__iter__()
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        return list, (list(self),)  # a copy is not of this optimizer
 
 
 class SettledFragments(list[int]):

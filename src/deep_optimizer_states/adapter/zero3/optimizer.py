@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deep_optimizer_states.adapter.autograd_runs import listen
 from deep_optimizer_states.adapter.homes import measure_host
 from deep_optimizer_states.adapter.launcher import settle_schedule
 from deep_optimizer_states.adapter.optimizer import (
@@ -79,6 +80,7 @@ class InterleavedZeroOptimizer(InterleavedOptimizer, StockZeroOptimizer):
             self.background.prepare(self._lanes.cpu_affinity.bind_this_thread)
             self._launcher.announce(3, self._why_policy)
             self._barrier.put_up()
+            listen(self)
         except BaseException:
             self._close_after_failure()
             raise
