@@ -31,9 +31,9 @@ LIMIT_S = 100
 
 @contextlib.contextmanager
 def nothing_written_meanwhile():
-    """The threads that write wait until the block ends, so that every update comes first.
+    """The threads that write wait until the block ends, or until the function given is called.
 
-    No save may be under way when it begins.
+    So every update comes first. No save may be under way when it begins.
     """
     may_write, go_on_writing = threading.Event(), BackgroundSave._fill
 
@@ -43,7 +43,7 @@ def nothing_written_meanwhile():
 
     with mock.patch.object(BackgroundSave, "_fill", wait_and_go_on):
         try:
-            yield
+            yield may_write.set
         finally:
             may_write.set()
 
@@ -488,6 +488,29 @@ def save_by_two_names(folder):
         assert engines[0].load_checkpoint(folder / "link")[1]["at"] == 1
         assert_latest(folder / "real", f"./{TAG}")
         for engine in engines:
+            trial.end(engine)
+
+
+for whose, block in (("of stock", None), ("with the plugin", STRIDE)):
+
+    @ROWS.check(f"an engine {whose} that saves in stock's way loads at once", 1, 2, block=block)
+    def load_by_another(folder, block):
+        """What was just saved, and not the save before; nothing is written until it waits."""
+        wait = checkpoint.wait_for_saves
+        with Trial({**STRIDE, **BACKGROUND}) as trial, Trial(block) as others:
+            engine, other = trial.open(Case()), others.open(Case())
+            for at in range(2):
+                trial.train(engine, 1)
+                with nothing_written_meanwhile() as let_write:
+                    engine.save_checkpoint(folder, f"{TAG}{at}", {"at": at})
+
+                    def wait_for_saves(folder, let_write=let_write):
+                        let_write()
+                        wait(folder)
+
+                    with mock.patch.object(checkpoint, "wait_for_saves", wait_for_saves):
+                        assert other.load_checkpoint(folder)[1]["at"] == at
+            others.end(other)
             trial.end(engine)
 
 

@@ -220,6 +220,24 @@ def reads_too_early(_folder, act):
     assert differences(play_late(act, STRIDE, {Wait.WEIGHTS_READY}), stock_of(act)) != []
 
 
+def differentiate_after_backward(trial, case):
+    """DeepSpeed leaves its count of open backwards too high then, and trains on."""
+    engine = trial.open(case)
+    for _ in range(3):
+        x = torch.ones(4, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        old = engine(x).float().pow(2).mean()
+        engine.backward(trial.loss(engine))
+        trial.see("gradient", torch.autograd.grad(old, x)[0])
+        trial.step(engine)
+
+
+for stage in (2, 3):
+    case = Case(accumulation=1, zero={"stage": stage})
+    ROWS.compare(f"an older graph, not by engine.backward, stage {stage}", case=case)(
+        differentiate_after_backward
+    )
+
+
 # Last, since torch's compiler keeps what it has seen.
 
 
@@ -253,6 +271,24 @@ def train_compiled(trial, case):
     trial.see("breaks between them", sum(counters["graph_break"].values()))
 
 
+def train_in_a_compiled_function(trial, case, eager_steps):
+    """Of the user's own, which calls the model; some steps come before its first call."""
+    torch._dynamo.reset()
+    engine = trial.open(case)
+    forward = torch.compile(lambda x: engine.module(x), backend="eager")
+    for number in range(4):
+        x = torch.full((4, WIDTH), 0.1 * number, dtype=torch.bfloat16)
+        out = (engine.module if number < eager_steps else forward)(x)
+        engine.backward(out.float().pow(2).mean())
+        trial.step(engine)
+
+
+for eager_steps in (0, 1):
+    ROWS.compare(
+        f"a function that is compiled calls the model, {eager_steps} steps before",
+        case=COMPILED[2].changed(accumulation=1),
+        eager_steps=eager_steps,
+    )(train_in_a_compiled_function)
 compiled_at_3 = functools.partial(train_compiled, case=COMPILED[3])
 ROWS.compare("engine.compile() at stage 2", case=COMPILED[2])(train_compiled)
 ROWS.compare("engine.compile()")(compiled_at_3)

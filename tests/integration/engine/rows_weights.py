@@ -130,6 +130,20 @@ def gradients_after_ctrl_c(trial, engine):
     gradients_by_group(trial, engine)
 
 
+def masters_by_group(trial, engine):
+    """Read and written where torch's own optimizers have their parameters."""
+    for group in engine.optimizer.param_groups:
+        trial.see("master weights", [master.detach().clone() for master in group["params"]])
+        with torch.no_grad():
+            group["params"][0].clamp_(-0.1, 0.1)
+
+
+def parameter_of_a_parameter(trial, engine):
+    again = [torch.nn.Parameter(it) for it in engine.module.parameters()]
+    assert {type(it) for it in again} == {torch.nn.Parameter}
+    trial.see("weights", [it.detach().clone() for it in again])
+
+
 def evaluate(trial, engine):
     engine.eval()
     with torch.no_grad():
@@ -143,8 +157,13 @@ def load_weights(trial, engine):
     engine.optimizer.refresh_fp32_params()
 
 
-BY_HAND = (read_by_hand, write_by_hand, save_by_hand, copy_by_hand, evaluate, load_weights)
-OF_STATE = (read_state, write_state, gradients_by_group, gradients_after_ctrl_c)
+BY_HAND = (
+    *(read_by_hand, write_by_hand, save_by_hand, copy_by_hand, parameter_of_a_parameter),
+    *(evaluate, load_weights),
+)
+OF_STATE = (
+    *(read_state, write_state, masters_by_group, gradients_by_group, gradients_after_ctrl_c),
+)
 for number, act in enumerate((*BY_HAND, *OF_STATE)):
     case = AT_1 if number % 3 == 0 else AT_2
     ROWS.compare(f"{act.__name__} between steps, stage {case.stage}")(between_steps(act, case))
@@ -250,6 +269,35 @@ def older_graph(trial):
         trial.let_go(engine)
         engine.backward(second)
         trial.step(engine)
+
+
+@ROWS.compare("torch.autograd.grad of a graph that is older than the update")
+def gradient_of_an_older_graph(trial):
+    """Of weights that no module of it read."""
+    engine = trial.open(AT_2)
+    for _ in range(3):
+        x = torch.ones(4, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        first, second = (engine.module.layers[number].weight for number in (0, 5))
+        old = F.linear(torch.tanh(F.linear(x, first)), second)
+        step_in_flight(trial, engine)
+        trial.see("gradient", torch.autograd.grad(old.float().sum(), x)[0])
+
+
+@ROWS.compare("a backward of another engine through weights that are older")
+def play_against_each_other(trial):
+    """As a generator's backward goes through the discriminator, which has stepped meanwhile."""
+    one, other = (trial.open(AT_2) for _ in range(2))
+    for _ in range(3):
+        made = outputs(one)
+        other.module.requires_grad_(False)
+        judged = other.module(made)
+        other.module.requires_grad_(True)
+        other.backward(other(made.detach()).float().pow(2).mean())
+        trial.hold(other)
+        trial.step(other)
+        trial.let_go(other)
+        one.backward(judged.float().pow(2).mean())
+        trial.step(one)
 
 
 @ROWS.compare("an error in forward, then the same batch")
@@ -462,12 +510,13 @@ def transformed_without_hooks(_folder):
         transformed(trial, engine)
         trial.release(engine)
 
-    with mock.patch.object(in_flight._BeforeForward, "__call__", return_value=None):
+    without_hook = mock.patch.object(in_flight._BeforeForward, "__call__", return_value=None)
+    with mock.patch.object(*NOT_BEFORE_AUTOGRAD), without_hook:
         assert differences(play(act, STRIDE), play(act, None)) != []
 
 
 def put_up_in_name(weights):
-    weights._waiting = dict(weights._params)
+    weights._waiting, weights.is_up = dict(weights._params), True
 
 
 def own_alone(hook, _module, _args):
@@ -476,6 +525,7 @@ def own_alone(hook, _module, _args):
             hook._weights.let_through(parameter)
 
 
+NOT_BEFORE_AUTOGRAD = (zero12.InterleavedFlatOptimizer, "before_autograd", lambda _self: 0)
 NO_CLASS = (in_flight.WeightsInFlight, "put_up", put_up_in_name)
 for name, (act, patches) in {
     "class, of a read by hand": (between_steps(read_by_hand), [NO_CLASS]),
@@ -488,10 +538,9 @@ for name, (act, patches) in {
         train_scripted,
         [(in_flight, "is_read_unseen", lambda _module: False)],
     ),
-    "wait of backward, of an older graph": (
-        older_graph,
-        [(zero12.InterleavedFlatOptimizer, "backward_prologue", lambda _self: None)],
-    ),
+    "wait of backward, of an older graph": (older_graph, [NOT_BEFORE_AUTOGRAD]),
+    "wait of torch.autograd.grad": (gradient_of_an_older_graph, [NOT_BEFORE_AUTOGRAD]),
+    "wait of another engine's backward": (play_against_each_other, [NOT_BEFORE_AUTOGRAD]),
     "wait of safe_get_*": (
         between_steps(read_state),
         [NO_CLASS, (zero12, "call_after", lambda _prepare, call: call)],

@@ -29,11 +29,12 @@ def test_only_who_says_so_waits_for_its_own_stream_and_only_while_it_does():
 
 
 @pytest.mark.own_process
-def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGALRM])
+def test_a_handler_of_the_users_is_called_after_the_block(number):
     seen = []
-    signal.signal(signal.SIGTERM, lambda number, frame: seen.append("handler"))
+    signal.signal(number, lambda number, frame: seen.append("handler"))
     with signals_held_back():
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         seen.append("block")
     assert seen == ["block", "handler"]
 
