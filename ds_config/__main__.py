@@ -1,7 +1,7 @@
 """``python -m ds_config``: what a configuration of DeepSpeed says and does, and which one fits.
 
-Exit code of ``explain`` 0: DeepSpeed would take it, if need be from a framework that fills ``auto``
-in; 1: it would not, a key does nothing, or a choice is left; 2: no configuration.
+Exit code of ``explain`` 0: DeepSpeed and the plugin would take it, if need be from a framework that
+fills ``auto`` in; 1: one would not, a key does nothing, or a choice is left; 2: no configuration.
 """
 
 from __future__ import annotations

@@ -331,7 +331,8 @@ def as_text(source: str, found: Explanation) -> str:
 
 def _verdict(found: Explanation) -> str:
     if found.faults:
-        return "it would refuse this configuration."
+        is_ours = all(note.key == PLUGIN for note in found.faults)
+        return f"{'the plugin' if is_ours else 'it'} would refuse this configuration."
     if found.unknown:
         return "keys of this configuration do nothing."
     takes = [case.title for case in found.auto if not case.fails]

@@ -9,7 +9,7 @@ import pytest
 from in_process import VERSION, ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
-from ds_config.explain import explain, walk
+from ds_config.explain import as_text, explain, walk
 from ds_config.mend import fixed
 
 GOOD = {
@@ -383,3 +383,59 @@ def test_the_plugins_block_is_said_to_need_the_plugin():
     (line,) = (one for one in told(table).keys if one.key == "deep_optimizer_states")
     assert "only after deep_optimizer_states.install()" in line.meaning
     assert "python -m deep_optimizer_states run" in line.meaning
+
+
+OFFLOADED = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "deep_optimizer_states": {"enabled": True},
+}
+OF_OFFLOAD = ("zero_optimization", "offload_optimizer")
+EARLY = {"enabled": True, "step_before_norm": True}
+REFUSED_BY_THE_PLUGIN = {
+    "an unknown key": ({"deep_optimizer_states": {"polcy": "stride"}}, 'did you mean "policy"?'),
+    "a switch": ({"deep_optimizer_states": {"enabled": "maybe"}}, "valid boolean"),
+    "a number": (
+        {"deep_optimizer_states": {"policy": "stride", "stride": -1}}, '.stride" = -1: '),
+    "no block": ({"deep_optimizer_states": True}, "give a table such as"),
+    "another optimizer": ({"optimizer": {"type": "Lion"}}, 'set it to "Adam" or "AdamW"'),
+    "nvme": (
+        {OF_OFFLOAD: {"device": "nvme", "nvme_path": "/x"}}, "offload_optimizer.device = nvme"),
+    "no offload": ({OF_OFFLOAD: None}, 'offload_optimizer.device = none: set it to "cpu"'),
+    "a share": ({OF_OFFLOAD: {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio = 0.5"),
+    "early and clipped": (
+        {"deep_optimizer_states": EARLY, "gradient_clipping": 1.0}, "gradient_clipping = 1.0"),
+    "early in fp16": (
+        {"deep_optimizer_states": EARLY, "bf16": {}, "fp16": {"enabled": True}}, "true and fp16"),
+    "early at stage 2": (
+        {"deep_optimizer_states": EARLY, ("zero_optimization", "stage"): 2}, "or use stage 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), REFUSED_BY_THE_PLUGIN.values(), ids=REFUSED_BY_THE_PLUGIN
+)
+def test_what_the_plugin_refuses_is_told_in_its_words(changed, words):
+    table = OFFLOADED
+    for key, value in changed.items():
+        table = put(table, (key,) if isinstance(key, str) else key, value)
+    found = told(table)
+    assert told(OFFLOADED).is_accepted
+    assert not refuses(table), "DeepSpeed takes it"
+    (note,) = found.faults
+    assert note.key == "deep_optimizer_states"
+    assert words in note.text
+    assert "the plugin would refuse this configuration." in as_text("file.json", found)
+    if "deep_optimizer_states" not in changed:
+        off = told(put(table, ("deep_optimizer_states",), {"enabled": False}))
+        assert off.is_accepted, "stock trains it"
+
+
+def test_what_the_plugin_refuses_is_told_beside_what_deepspeed_refuses():
+    table = put(OFFLOADED, ("fp16",), {"enabled": "perhaps"})
+    table = put(table, ("deep_optimizer_states", "polcy"), 1)
+    assert notes(told(table)).keys() == {"fp16.enabled", "deep_optimizer_states"}
+    block = {"enabled": True, "policy": "auto", "stride": 2}
+    assert told(put(OFFLOADED, ("deep_optimizer_states",), block)).is_accepted
