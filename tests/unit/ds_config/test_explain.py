@@ -112,6 +112,13 @@ NAMED = {
                    {"pipe-parallel-size": ..., "sequence_parallel_size": ...}),
     "the block's own name": ({"fp16": {"fp16": True, "enabled": True}}, "fp16.fp16",
                              "leave it out", {"fp16": {"enabled": True}}),
+    "the plugin's block, misspelled": ({"deep-optimizer-state": {"enabled": True}},
+                                       "deep-optimizer-state",
+                                       "did you mean deep_optimizer_states?",
+                                       {"deep_optimizer_states": {"enabled": True}}),
+    "the plugin's block, misplaced": ({"fp16": {"deep_optimizer_states": {"enabled": True}}},
+                                      "fp16.deep_optimizer_states", "move it to the top level",
+                                      {"deep_optimizer_states": {"enabled": True}}),
     "a negative batch": ({"train_batch_size": -8}, "train_batch_size", "1 or more", {}),
 }  # fmt: skip
 
@@ -266,6 +273,25 @@ def test_a_corrected_copy_lies_beside_and_replaces_nothing(tmp_path, capsys):
     assert copied.read_text() == '{"train_batch_size": 1}'
 
 
+def test_what_is_left_in_a_corrected_copy_is_told_last(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    block = {"enabled": True, "polcy": 3}
+    table = {"train_batch_size": "8", "scheduler": {"type": "WarmupXX"}}
+    path.write_text(json.dumps({**table, "deep_optimizer_state": block}))
+    assert explain_or_advise(["explain", path, "--fix"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    left = lines[lines.index(f"--fix: {tmp_path / 'mine.fixed.json'}") + 1 :]
+    assert [line.partition(": = ")[0].partition(": is")[0] for line in left] == [
+        "--fix: left to you: scheduler.type",
+        "--fix: left to you: deep_optimizer_states",
+    ]
+    assert 'did you mean "policy"' in left[1]
+    good = tmp_path / "good.json"
+    good.write_text('{"train_batch_size": "8"}')
+    assert explain_or_advise(["explain", good, "--fix"]) == 1
+    assert capsys.readouterr().err.endswith("good.fixed.json\n--fix: no fault is left in it\n")
+
+
 def test_older_names_are_written_anew():
     older = {
         "cpu_offload": True,
@@ -300,7 +326,9 @@ def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1]", "is list"),
+        ("[1]", "holds [1] and no object"),
+        ("null", "holds null and no object"),
+        ("{}", "is empty: give DeepSpeed's configuration"),
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("\xff", "no text in UTF-8"),
