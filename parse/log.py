@@ -588,6 +588,8 @@ def _note_missing(log: Log) -> None:
 
 # The run as a whole: ranks, vocabulary, parameters, arguments
 
+METRICS_FILE = "metrics.jsonl"
+"""Beside a log: what our own trainer writes, in full precision."""
 _FACTS = (
     Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("dist_world_size", r"\bdist_world_size=(\d{1,18})(?=\s|$)", "ranks", int),
@@ -693,7 +695,7 @@ def attach_metrics(log: Log) -> None:
     to the digits that the log prints, so that a stray file never lends one run the exactness of
     another.
     """
-    path = log.path.parent / "metrics.jsonl"
+    path = log.path.parent / METRICS_FILE
     if not path.is_file():
         return
     metrics = read_metrics(path)

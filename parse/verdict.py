@@ -450,7 +450,7 @@ def compare(
         "speedup_withheld": "; ".join(reasons) or None,
         "warmup": warmup,
         "tolerance": tolerance,
-        "notes": _notes(logs, pair.num_losses),
+        "notes": [*_size_notes(keys, reference, ours, pair), *_notes(logs, pair.num_losses)],
     }
 
 
@@ -494,6 +494,15 @@ def log_notes(log: Log) -> list[str]:
     notes += [f"line {r.line} left out: {r.reason}" for r in log.rejects[:_SHOWN_REJECTS]]
     more = len(log.rejects) - _SHOWN_REJECTS
     return [*notes, f"and {more} more lines left out"] if more > 0 else notes
+
+
+def _size_notes(keys: tuple[str, str], reference: Log, ours: Log, pair: PairVerdict) -> list[str]:
+    """Name another size of subgroups as a cause of losses that are not equal."""
+    sizes = [log.settings.get("subgroup_numel") for log in (reference, ours)]
+    if pair.word in ("", "equal") or None in sizes or sizes[0] == sizes[1]:
+        return []
+    differ = f"sub_group_size differs ({sizes[0]} of {keys[0]}, {sizes[1]} of ours)"
+    return [f"{differ}, which may change a loss's last digits at ZeRO stage 3: give both one size"]
 
 
 def _notes(logs: dict[str, Log], compared: int) -> list[str]:
