@@ -622,6 +622,15 @@ _ZERO_CONFIG = (
 )
 
 
+def unequal_sizes(first: Log, second: Log) -> list[str]:
+    """Say that two logs state other sizes of subgroups, a cause of losses that are not equal."""
+    sizes = [log.settings.get("subgroup_numel") for log in (first, second)]
+    if None in sizes or sizes[0] == sizes[1]:
+        return []
+    differ = f"sub_group_size differs ({sizes[0]} and {sizes[1]})"
+    return [f"{differ}, which may change a loss's last digits at ZeRO stage 3: give both one size"]
+
+
 class RunFacts:
     """Collects what a log says of its run as a whole."""
 

@@ -117,7 +117,7 @@ def test_another_size_of_subgroups_is_named_beside_losses_that_are_not_equal(run
         return f"[date] [INFO] [config.py:1:print]   zero_config .... {config}\n{log_text(losses)}"
 
     near = (9.0, 8.5, 8.25, 8.125, 8.0005)
-    note = "note: sub_group_size differs (1000 of vanilla, 500 of ours), which may change"
+    note = "note: sub_group_size differs (1000 and 500), which may change"
     assert note in run(sized(1000), sized(500, near)).stdout
     assert "sub_group_size" not in run(sized(1000), sized(1000, near)).stdout
     assert "sub_group_size" not in run(sized(1000), log_text(near)).stdout
