@@ -308,12 +308,22 @@ def _of_plugin(plain: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[R
         if settings.enabled:
             made = None
             with contextlib.suppress(Exception):  # what the loader refuses is told by itself
-                made = DeepSpeedConfig(dict(plain))
+                made = DeepSpeedConfig(_filled(plain, given))
             if made is not None:
                 setattr(made, BLOCK, settings)
                 check_supported(made)
     except DeepOptimizerStatesError as error:
         yield BLOCK, f"is refused by the plugin: {error}", ""
+
+
+def _filled(plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``plain`` with what the plugin needs where a framework may fill it in."""
+    zero, asked = dict(_block(plain, "zero_optimization")), _block(given, "zero_optimization")
+    if asked.get("stage") == "auto":
+        zero["stage"] = 3
+    if _block(asked, "offload_optimizer").get("device") == "auto":
+        zero["offload_optimizer"] = {**_block(zero, "offload_optimizer"), "device": "cpu"}
+    return {**plain, "zero_optimization": zero} if asked else dict(plain)
 
 
 def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Refusal]:

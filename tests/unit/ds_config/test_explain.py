@@ -461,6 +461,16 @@ def test_what_the_plugin_refuses_is_told_in_its_words(changed, words):
         assert off.is_accepted, "stock trains it"
 
 
+def test_what_a_framework_may_fill_in_is_not_refused_by_the_plugin():
+    zero = {"stage": "auto", "offload_optimizer": {"device": "auto"}}
+    table = {**OFFLOADED, "zero_optimization": zero, "gradient_clipping": "auto"}
+    assert told(table, framework="accelerate").is_accepted
+    table["optimizer"] = {"type": "Lion"}
+    (note,) = told(table, framework="accelerate").faults
+    assert "optimizer.type = lion: " in note.text
+    assert "offload" not in note.text
+
+
 def test_what_the_plugin_refuses_is_told_beside_what_deepspeed_refuses():
     table = put(OFFLOADED, ("fp16",), {"enabled": "perhaps"})
     table = put(table, ("deep_optimizer_states", "polcy"), 1)
