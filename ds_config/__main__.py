@@ -1,7 +1,7 @@
 """``python -m ds_config``: what a configuration of DeepSpeed says and does, and which one fits.
 
-Exit code of ``explain`` 0: DeepSpeed would take it, if need be from a framework that fills ``auto``
-in; 1: it would not, a key does nothing, or a choice is left; 2: no configuration.
+Exit code of ``explain`` 0: DeepSpeed and the plugin would take it, if need be from a framework that
+fills ``auto`` in; 1: one would not, a key does nothing, or a choice is left; 2: no configuration.
 """
 
 from __future__ import annotations
@@ -63,16 +63,19 @@ def _explain(given: argparse.Namespace) -> int:
     document = read_config(given.file)
     answer = ask(document.table)
     found = explain(document.table, answer, given.ranks, given.framework)
+    if not document.table:
+        raise ConfigError(f"{document.source}: is empty: give DeepSpeed's configuration")
     if not found.keys:
-        has = ", ".join(list(document.table)[:_SHOWN_KEYS]) or "none"
+        has = ", ".join(list(document.table)[:_SHOWN_KEYS])
         reason = f"has no key of DeepSpeed at its top, but {has}: give DeepSpeed's block alone"
         raise ConfigError(f"{document.source}: {reason}")
-    if given.fix:
-        _fix(given, document, answer)
+    fix = _fix(given, document, answer) if given.fix else []
     found.costs = _costs(given, document)
     found.faults[:0] = document.faults
     found.warnings[:0] = document.warnings
     say((as_json if given.json else as_text)(document.source, found))
+    if fix:
+        complain("\n".join(f"--fix: {line}" for line in fix))
     return 0 if found.is_accepted else 1
 
 
@@ -86,15 +89,20 @@ def _costs(given: argparse.Namespace, document: Document) -> Costs | None:
     return costs_of(document.table, model_of(given.model), ranks, machine, given.sequence_length)
 
 
-def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> None:
+def _fix(given: argparse.Namespace, document: Document, answer: Answer) -> list[str]:
+    """Write the corrected copy, and return what was changed, where it is and what is left in it."""
     result, changes = fixed(document.table, answer, given.framework)
     changes = document.changes + changes
+    choices = [f"left to you: {choice}" for choice in document.choices]
+    if not changes:
+        return [*choices, "nothing to mend"]
     copy = given.file.with_name(f"{given.file.stem}.fixed.json")
-    if changes:
-        write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
-    outcome = str(copy) if changes else "nothing to mend"
-    changes += [*(f"left to you: {choice}" for choice in document.choices), outcome]
-    complain("\n".join(f"--fix: {change}" for change in changes))
+    write_new(copy, json.dumps(result, indent=2) + "\n", "--fix")
+    found = explain(result, ask(result), given.ranks, given.framework)
+    chosen = {note.key for note in document.faults}
+    left = [f"left to you: {n.sentence}" for n in found.faults if n.key not in chosen]
+    left = [*choices, *left] or ["no fault is left in it"]
+    return [*changes, str(copy), *left]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from ds_config.lenient import Place, Reader, UnreadableError
+from ds_config.lenient import Place, Reader, UnreadableError, short
 from ds_config.release import Note
 
 FILE = "(file)"
@@ -55,7 +55,8 @@ def read_config(path: Path) -> Document:
     except RecursionError:
         raise ConfigError(f"{source}: is no JSON: too many blocks in each other") from None
     if not isinstance(table, dict):
-        raise ConfigError(f"{source}: is {type(table).__name__}, a configuration is an object")
+        reason = f"holds {short(json.dumps(table))} and no object: give DeepSpeed's configuration"
+        raise ConfigError(f"{source}: {reason}")
     document = Document(source, table)
     _note_syntax(document, text, reader)
     for place in reader.places:

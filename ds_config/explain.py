@@ -106,7 +106,7 @@ def explain(
             :data:`~ds_config.auto.FRAMEWORKS`; without it every case is told.
     """
     found = Explanation(answer.version)
-    known = answer.keys
+    known = {**answer.keys, (PLUGIN,): KeyFact()}
     filled = [key for key in autos(table) if key in known or _is_free(key, known)]
     found.auto = cases_of(filled, answer, framework) if filled else []
     for key, value in walk(table, ()):
@@ -308,8 +308,7 @@ def as_text(source: str, found: Explanation) -> str:
     groups = {"Faults": found.faults, "Unknown keys": found.unknown, "Warnings": found.warnings}
     for title, notes in groups.items():
         if notes:
-            texts = (f"  {n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes)
-            lines += [title, *texts, ""]
+            lines += [title, *(f"  {note.sentence}" for note in notes), ""]
     if found.auto:
         lines += ["What becomes of auto, by who hands the configuration to DeepSpeed"]
         lines += [line for case in found.auto for line in _case_lines(case)] + [""]
@@ -331,7 +330,8 @@ def as_text(source: str, found: Explanation) -> str:
 
 def _verdict(found: Explanation) -> str:
     if found.faults:
-        return "it would refuse this configuration."
+        is_ours = all(note.key == PLUGIN for note in found.faults)
+        return f"{'the plugin' if is_ours else 'it'} would refuse this configuration."
     if found.unknown:
         return "keys of this configuration do nothing."
     takes = [case.title for case in found.auto if not case.fails]

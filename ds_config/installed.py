@@ -194,15 +194,15 @@ def _removed() -> Iterator[Key]:
 def refusals(
     plain: Mapping[str, Any], given: Mapping[str, Any], models: Mapping[Key, type[BaseModel]]
 ) -> list[Refusal]:
-    """Return what DeepSpeed's loader and ``deepspeed.initialize`` would refuse.
+    """Return what DeepSpeed's loader, ``deepspeed.initialize`` and the plugin would refuse.
 
     Args:
         plain: The configuration without its ``auto`` values, for the loader.
-        given: The same with them, for the names of optimizer and scheduler.
+        given: The same with them, for the names of optimizer and scheduler and the plugin's block.
         models: The model of each block.
     """
     found = [*_of_values(plain, models), *_of_optimizer(given), *_of_scheduler(given)]
-    return found or [*_of_loader(plain)]
+    return [*(found or _of_loader(plain)), *_of_plugin(plain, given)]
 
 
 def of_auto(key: Key) -> tuple[str, str]:
@@ -293,6 +293,37 @@ def _of_loader(table: Mapping[str, Any]) -> Iterator[Refusal]:
         yield LOADER, "; ".join(lines), ""
     except Exception as error:  # noqa: BLE001 - whatever it raises
         yield LOADER, str(error) or type(error).__name__, ""
+
+
+def _of_plugin(plain: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Read the plugin's block as its hook does, and beside it what the loader makes of the rest."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    from deep_optimizer_states.adapter.hooks import check_supported
+    from deep_optimizer_states.config import BLOCK, read_settings
+    from deep_optimizer_states.errors import DeepOptimizerStatesError
+
+    try:
+        settings = read_settings(given)
+        if settings.enabled:
+            made = None
+            with contextlib.suppress(Exception):  # what the loader refuses is told by itself
+                made = DeepSpeedConfig(_filled(plain, given))
+            if made is not None:
+                setattr(made, BLOCK, settings)
+                check_supported(made)
+    except DeepOptimizerStatesError as error:
+        yield BLOCK, f"is refused by the plugin: {error}", ""
+
+
+def _filled(plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``plain`` with what the plugin needs where a framework may fill it in."""
+    zero, asked = dict(_block(plain, "zero_optimization")), _block(given, "zero_optimization")
+    if asked.get("stage") == "auto":
+        zero["stage"] = 3
+    if _block(asked, "offload_optimizer").get("device") == "auto":
+        zero["offload_optimizer"] = {**_block(zero, "offload_optimizer"), "device": "cpu"}
+    return {**plain, "zero_optimization": zero} if asked else dict(plain)
 
 
 def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -7,6 +7,7 @@ and ``<N>``, dots for what was left out, blocks by indentation.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Reader:
         self._skip()
         rest = self._text[self._at :].strip()
         if rest not in ("", ";"):
-            self._note(f"{_short(rest)} after the end is read over")
+            self._note(f"{short(rest)} after the end is read over")
         return value
 
     def _without_braces(self) -> Any:
@@ -125,8 +126,10 @@ class Reader:
             self._note("has no { } around it, and was taken as if it had")
             return self._members("", self._column())
         if (start := self._text.find("{", self._at)) < 0:
+            with contextlib.suppress(json.JSONDecodeError):
+                return json.loads(self._text)
             raise self._error("a configuration begins with {")
-        self._note(f"{_short(self._text[self._at : start].strip())} is read over")
+        self._note(f"{short(self._text[self._at : start].strip())} is read over")
         self._at = start
         return self.read()
 
@@ -162,7 +165,7 @@ class Reader:
             if name in table:
                 text = (
                     f"is given twice, on lines {lines[name]} and {line}: DeepSpeed refuses the "
-                    f"file, others take the last; {_short(json.dumps(table[name]))} was left out"
+                    f"file, others take the last; {short(json.dumps(table[name]))} was left out"
                 )
                 place = Place(line, ".".join(self._path), text, "leave one out", is_twice=True)
                 self.places.append(place)
@@ -272,7 +275,7 @@ class Reader:
                 self._note("a key without quotes was taken as if it had them")
             return match[0]
         line = self._text[self._at :].partition("\n")[0]
-        raise self._error(f"{_short(line)} where a key is due")
+        raise self._error(f"{short(line)} where a key is due")
 
     def _string(self) -> str:
         quote = self._peek()
@@ -365,7 +368,7 @@ class Reader:
         rest = match[0][end:].strip()
         if rest:
             comment, sign = match[0][:end].strip(), match[0][: 1 + match[0].startswith("//")]
-            self._note(f"{_short(comment)} was taken to end before {_short(rest)}, since no line "
+            self._note(f"{short(comment)} was taken to end before {short(rest)}, since no line "
                        f"ends behind {sign}")  # fmt: skip
         return match.start() + end
 
@@ -401,6 +404,7 @@ def number_of(text: str) -> int | float | None:
     return int(number) if number.is_integer() else number
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Return a text as one line, cut where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:57]}..."

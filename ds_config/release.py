@@ -67,6 +67,11 @@ class Note:
     remedy: str = ""
     mend: Mend | None = None
 
+    @property
+    def sentence(self) -> str:
+        """All that is said of the key."""
+        return f"{self.key}: {self.text}" + (f"; {self.remedy}" if self.remedy else "")
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from parse import diagnose
 
         return diagnose.main(given[1:])
+    if _is_near_diagnose(given[0] if given else ""):
+        raise LogError(f"'{given[0]}': no such file or folder: did you mean 'diagnose'?")
     parser = Parser(
         "python -m parse",
         "Logs to tables.",
@@ -41,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     add_warmup(parser)
     return _parse(parser.read(given))
+
+
+def _is_near_diagnose(word: str) -> bool:
+    """Return whether a word is no path that exists, and nearly the command's name."""
+    return bool(get_close_matches(word, ["diagnose"], cutoff=0.75)) and not Path(word).exists()
 
 
 def _parse(args: argparse.Namespace) -> int:

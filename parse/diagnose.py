@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.cli import Parser, add_json, complain, say
-from configs.files import printable
+from configs.files import json_lines, printable
 from parse import conditions
 from parse.illnesses import Illness
+from parse.log import METRICS_FILE
 from parse.log_name import is_overlapped
 from parse.observed import Fact, Observed
 from parse.records import LogError
@@ -64,6 +65,9 @@ def diagnose(path: Path) -> Diagnosis:
     kept = list({illness.name: illness for illness in reversed(found)}.values())[::-1]
     steps, software = seen.num_steps, sorted(seen.software)
     not_judged = [*lines.notes, *conditions.not_judged(seen)]
+    beside = path.with_name(METRICS_FILE)
+    if not seen.norms and any(event.get("grad_norm") is not None for event in json_lines(beside)):
+        not_judged.append(f"the norms in {beside}: name that file to have them judged")
     states = {*seen.facts, *seen.software}
     return Diagnosis(path, seen.num_lines, steps, software, kept, not_judged, states)
 
@@ -74,12 +78,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="a log, or a folder")
     add_json(parser)
     arguments = parser.read(argv)
-    found, complaints = [], []
+    found: list[Diagnosis] = []
+    complaints: list[str] = []
     for given in arguments.logs:
         try:
             # A folder is searched; whatever else is given is read as a log.
-            paths = find_logs(given) if given.is_dir() else [given]
-            found += [_known(diagnose(path)) for path in paths]
+            found += _in_folder(given, complaints) if given.is_dir() else [_known(diagnose(given))]
         except LogError as error:
             complaints.append(str(error))
     if arguments.json:
@@ -116,10 +120,34 @@ Exit code 0: nothing found; 1: illnesses; 2: a log that cannot be read, or has n
 """
 
 
+class _UnknownError(LogError):
+    """A file has nothing of a training log in it."""
+
+
+def _in_folder(folder: Path, complaints: list[str]) -> list[Diagnosis]:
+    """Diagnose every log of a folder; what is none is left out, what cannot be read a complaint.
+
+    Raises:
+        LogError: there is none.
+    """
+    found, unread = [], []
+    for path in find_logs(folder):
+        try:
+            found.append(_known(diagnose(path)))
+        except _UnknownError as error:
+            complain(f"parse diagnose: {error}; left out")
+        except LogError as error:
+            unread.append(str(error))
+    complaints += unread
+    if not found and not unread:
+        raise LogError(f"{folder}: no training log in it")
+    return found
+
+
 def _known(found: Diagnosis) -> Diagnosis:
     if not (found.software or found.num_steps or found.illnesses):
         reason = "is empty" if not found.num_lines else "nothing in it is known here"
-        raise LogError(f"{found.path}: {reason}: not a training log?")
+        raise _UnknownError(f"{found.path}: {reason}: not a training log?")
     return found
 
 

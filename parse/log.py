@@ -588,6 +588,8 @@ def _note_missing(log: Log) -> None:
 
 # The run as a whole: ranks, vocabulary, parameters, arguments
 
+METRICS_FILE = "metrics.jsonl"
+"""Beside a log: what our own trainer writes, in full precision."""
 _FACTS = (
     Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("dist_world_size", r"\bdist_world_size=(\d{1,18})(?=\s|$)", "ranks", int),
@@ -618,6 +620,15 @@ _ZERO_CONFIG = (
     Row("subgroup_numel", r"\bzero_config \.{2,}.*\bsub_group_size=(\d{1,15})(?=\s)", "", int),
     Row("offload_ratio", r"\bzero_config \.{2,}.*[ (]ratio=(\d\.\d{1,12})(?=[,)\s])"),
 )
+
+
+def unequal_sizes(first: Log, second: Log) -> list[str]:
+    """Say that two logs state other sizes of subgroups, a cause of losses that are not equal."""
+    sizes = [log.settings.get("subgroup_numel") for log in (first, second)]
+    if None in sizes or sizes[0] == sizes[1]:
+        return []
+    differ = f"sub_group_size differs ({sizes[0]} and {sizes[1]})"
+    return [f"{differ}, which may change a loss's last digits at ZeRO stage 3: give both one size"]
 
 
 class RunFacts:
@@ -693,7 +704,7 @@ def attach_metrics(log: Log) -> None:
     to the digits that the log prints, so that a stray file never lends one run the exactness of
     another.
     """
-    path = log.path.parent / "metrics.jsonl"
+    path = log.path.parent / METRICS_FILE
     if not path.is_file():
         return
     metrics = read_metrics(path)

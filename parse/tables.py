@@ -331,6 +331,8 @@ def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Make a folder; what cannot be read or written in it is a LogError."""
+    if folder.exists() and not folder.is_dir():
+        raise LogError(f"{folder}: is a file, where a folder is needed; give another one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

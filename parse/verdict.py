@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from parse.log import unequal_sizes
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
@@ -450,7 +451,7 @@ def compare(
         "speedup_withheld": "; ".join(reasons) or None,
         "warmup": warmup,
         "tolerance": tolerance,
-        "notes": _notes(logs, pair.num_losses),
+        "notes": _notes(logs, pair),
     }
 
 
@@ -496,10 +497,10 @@ def log_notes(log: Log) -> list[str]:
     return [*notes, f"and {more} more lines left out"] if more > 0 else notes
 
 
-def _notes(logs: dict[str, Log], compared: int) -> list[str]:
-    """Say what qualifies the figures: common iterations, lines left out, a log that was cut."""
-    lengths = [len(log.iterations) for log in logs.values()]
-    notes = []
+def _notes(logs: dict[str, Log], pair: PairVerdict) -> list[str]:
+    """Say what qualifies the figures: sizes, common iterations, lines left out, a cut log."""
+    lengths, compared = [len(log.iterations) for log in logs.values()], pair.num_losses
+    notes = [] if pair.word in ("", "equal") else unequal_sizes(*logs.values())
     if lengths != [compared, compared]:
         both = f"{lengths[0]} and {lengths[1]} iterations"
         notes.append(f"{both}; the {compared} that both have were compared")

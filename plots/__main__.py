@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError
-from plots.current import Drawn, study_of
+from plots.current import RUNS_FILE, Drawn, study_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ConfigError: there are no tables, or a figure's name is unknown.
     """
     args = _parser().read(argv)
+    _refuse_mixed_up(args.tables, args.out)
     study = study_of(args.tables)
     for name in (*args.figure, *args.expect):
         if name not in study.figures:
@@ -55,6 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if told := {name: why for name, why in missed.items() if name in (args.expect or missed)}:
         say(f"not drawn: {_grouped(told)}")
     return code or int(not num_figures)
+
+
+def _refuse_mixed_up(tables: Path, out: Path) -> None:
+    """Refuse a sweep's folder in place of the tables in it, and a file to write figures into."""
+    inner = tables / "tables"
+    if (inner / RUNS_FILE).is_file() and not (tables / RUNS_FILE).exists():
+        raise ConfigError(f"{tables}: no {RUNS_FILE} in it: did you mean {inner}?")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file, where a folder is needed; give another one")
 
 
 def _grouped(missed: Mapping[str, str]) -> str:

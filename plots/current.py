@@ -12,6 +12,8 @@ from typing import Any
 from configs.files import ROOT, read_given_json, read_json, write_json
 from configs.study import Study, default_study, study_from
 
+RUNS_FILE = "runs.csv"
+"""Of the tables, the one that there always is."""
 STUDY_FILE = "study.json"
 """Beside the tables: the study that declares their fields, engines, phases and figures."""
 FORMATS = ("png", "pdf", "svg")

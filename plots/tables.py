@@ -13,7 +13,7 @@ from configs.errors import ConfigError
 from configs.fields import shaped_links
 from configs.sources import MEASURED, SOURCES
 from configs.study import Study
-from plots.current import study_of
+from plots.current import RUNS_FILE, study_of
 
 KEYS = ("path", "label", "case", "engine")
 """Columns of every table: the run that a row is of."""
@@ -105,9 +105,9 @@ def read_tables(folder: Path, study: Study | None = None) -> Tables:
     """
     study = study or study_of(folder)
     times = [f"{phase}{end}" for phase in study.phases for end in ("_ms", "_median_ms")]
-    runs = _read(folder / "runs.csv", study, _RUNS_NEED, (*_OPTIONAL, *times, *study.all_fields))
+    runs = _read(folder / RUNS_FILE, study, _RUNS_NEED, (*_OPTIONAL, *times, *study.all_fields))
     if runs.empty:
-        raise PlotError(f"{folder / 'runs.csv'}: has no rows")
+        raise PlotError(f"{folder / RUNS_FILE}: has no rows")
     needed = (*KEYS, "iteration", "loss")
     iterations = _read(folder / "iterations.csv", study, needed, (*_OPTIONAL, *times))
     return Tables(runs, iterations, folder, study)

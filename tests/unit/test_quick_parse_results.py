@@ -111,6 +111,19 @@ def test_tolerance_and_warmup_are_options(run):
     assert result["mean_ms"]["vanilla"]["iteration"] == pytest.approx(535)
 
 
+def test_another_size_of_subgroups_is_named_beside_losses_that_are_not_equal(run):
+    def sized(numel, losses=LOSSES):
+        config = f"stage=3 sub_group_size={numel} ratio=1.0"
+        return f"[date] [INFO] [config.py:1:print]   zero_config .... {config}\n{log_text(losses)}"
+
+    near = (9.0, 8.5, 8.25, 8.125, 8.0005)
+    note = "note: sub_group_size differs (1000 and 500), which may change"
+    assert note in run(sized(1000), sized(500, near)).stdout
+    assert "sub_group_size" not in run(sized(1000), sized(1000, near)).stdout
+    assert "sub_group_size" not in run(sized(1000), log_text(near)).stdout
+    assert "sub_group_size" not in run(sized(1000), sized(500)).stdout
+
+
 def test_a_cpu_run_says_that_its_times_are_no_gpus(run):
     text = "Setting ds_accelerator to cpu (auto detect)\n" + log_text()
     done = run(text, log_text()).stdout

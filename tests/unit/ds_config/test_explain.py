@@ -9,7 +9,7 @@ import pytest
 from in_process import VERSION, ask, explain_or_advise, refuses, told
 
 from ds_config.document import read_config
-from ds_config.explain import explain, walk
+from ds_config.explain import as_text, explain, walk
 from ds_config.mend import fixed
 
 GOOD = {
@@ -112,6 +112,13 @@ NAMED = {
                    {"pipe-parallel-size": ..., "sequence_parallel_size": ...}),
     "the block's own name": ({"fp16": {"fp16": True, "enabled": True}}, "fp16.fp16",
                              "leave it out", {"fp16": {"enabled": True}}),
+    "the plugin's block, misspelled": ({"deep-optimizer-state": {"enabled": True}},
+                                       "deep-optimizer-state",
+                                       "did you mean deep_optimizer_states?",
+                                       {"deep_optimizer_states": {"enabled": True}}),
+    "the plugin's block, misplaced": ({"fp16": {"deep_optimizer_states": {"enabled": True}}},
+                                      "fp16.deep_optimizer_states", "move it to the top level",
+                                      {"deep_optimizer_states": {"enabled": True}}),
     "a negative batch": ({"train_batch_size": -8}, "train_batch_size", "1 or more", {}),
 }  # fmt: skip
 
@@ -266,6 +273,25 @@ def test_a_corrected_copy_lies_beside_and_replaces_nothing(tmp_path, capsys):
     assert copied.read_text() == '{"train_batch_size": 1}'
 
 
+def test_what_is_left_in_a_corrected_copy_is_told_last(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    block = {"enabled": True, "polcy": 3}
+    table = {"train_batch_size": "8", "scheduler": {"type": "WarmupXX"}}
+    path.write_text(json.dumps({**table, "deep_optimizer_state": block}))
+    assert explain_or_advise(["explain", path, "--fix"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    left = lines[lines.index(f"--fix: {tmp_path / 'mine.fixed.json'}") + 1 :]
+    assert [line.partition(": = ")[0].partition(": is")[0] for line in left] == [
+        "--fix: left to you: scheduler.type",
+        "--fix: left to you: deep_optimizer_states",
+    ]
+    assert 'did you mean "policy"' in left[1]
+    good = tmp_path / "good.json"
+    good.write_text('{"train_batch_size": "8"}')
+    assert explain_or_advise(["explain", good, "--fix"]) == 1
+    assert capsys.readouterr().err.endswith("good.fixed.json\n--fix: no fault is left in it\n")
+
+
 def test_older_names_are_written_anew():
     older = {
         "cpu_offload": True,
@@ -300,7 +326,9 @@ def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1]", "is list"),
+        ("[1]", "holds [1] and no object"),
+        ("null", "holds null and no object"),
+        ("{}", "is empty: give DeepSpeed's configuration"),
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("\xff", "no text in UTF-8"),
@@ -383,3 +411,69 @@ def test_the_plugins_block_is_said_to_need_the_plugin():
     (line,) = (one for one in told(table).keys if one.key == "deep_optimizer_states")
     assert "only after deep_optimizer_states.install()" in line.meaning
     assert "python -m deep_optimizer_states run" in line.meaning
+
+
+OFFLOADED = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "deep_optimizer_states": {"enabled": True},
+}
+OF_OFFLOAD = ("zero_optimization", "offload_optimizer")
+EARLY = {"enabled": True, "step_before_norm": True}
+REFUSED_BY_THE_PLUGIN = {
+    "an unknown key": ({"deep_optimizer_states": {"polcy": "stride"}}, 'did you mean "policy"?'),
+    "a switch": ({"deep_optimizer_states": {"enabled": "maybe"}}, "valid boolean"),
+    "a number": (
+        {"deep_optimizer_states": {"policy": "stride", "stride": -1}}, '.stride" = -1: '),
+    "no block": ({"deep_optimizer_states": True}, "give a table such as"),
+    "another optimizer": ({"optimizer": {"type": "Lion"}}, 'set it to "Adam" or "AdamW"'),
+    "nvme": (
+        {OF_OFFLOAD: {"device": "nvme", "nvme_path": "/x"}}, "offload_optimizer.device = nvme"),
+    "no offload": ({OF_OFFLOAD: None}, 'offload_optimizer.device = none: set it to "cpu"'),
+    "a share": ({OF_OFFLOAD: {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio = 0.5"),
+    "early and clipped": (
+        {"deep_optimizer_states": EARLY, "gradient_clipping": 1.0}, "gradient_clipping = 1.0"),
+    "early in fp16": (
+        {"deep_optimizer_states": EARLY, "bf16": {}, "fp16": {"enabled": True}}, "true and fp16"),
+    "early at stage 2": (
+        {"deep_optimizer_states": EARLY, ("zero_optimization", "stage"): 2}, "or use stage 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), REFUSED_BY_THE_PLUGIN.values(), ids=REFUSED_BY_THE_PLUGIN
+)
+def test_what_the_plugin_refuses_is_told_in_its_words(changed, words):
+    table = OFFLOADED
+    for key, value in changed.items():
+        table = put(table, (key,) if isinstance(key, str) else key, value)
+    found = told(table)
+    assert told(OFFLOADED).is_accepted
+    assert not refuses(table), "DeepSpeed takes it"
+    (note,) = found.faults
+    assert note.key == "deep_optimizer_states"
+    assert words in note.text
+    assert "the plugin would refuse this configuration." in as_text("file.json", found)
+    if "deep_optimizer_states" not in changed:
+        off = told(put(table, ("deep_optimizer_states",), {"enabled": False}))
+        assert off.is_accepted, "stock trains it"
+
+
+def test_what_a_framework_may_fill_in_is_not_refused_by_the_plugin():
+    zero = {"stage": "auto", "offload_optimizer": {"device": "auto"}}
+    table = {**OFFLOADED, "zero_optimization": zero, "gradient_clipping": "auto"}
+    assert told(table, framework="accelerate").is_accepted
+    table["optimizer"] = {"type": "Lion"}
+    (note,) = told(table, framework="accelerate").faults
+    assert "optimizer.type = lion: " in note.text
+    assert "offload" not in note.text
+
+
+def test_what_the_plugin_refuses_is_told_beside_what_deepspeed_refuses():
+    table = put(OFFLOADED, ("fp16",), {"enabled": "perhaps"})
+    table = put(table, ("deep_optimizer_states", "polcy"), 1)
+    assert notes(told(table)).keys() == {"fp16.enabled", "deep_optimizer_states"}
+    block = {"enabled": True, "policy": "auto", "stride": 2}
+    assert told(put(OFFLOADED, ("deep_optimizer_states",), block)).is_accepted

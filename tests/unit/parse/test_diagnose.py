@@ -168,6 +168,43 @@ def test_a_folder_is_searched(tmp_path, capsys):
         diagnose(tmp_path)
 
 
+def test_what_is_no_log_in_a_folder_is_left_out_with_a_line(tmp_path, capsys):
+    (tmp_path / "a.log").write_text("hello\n")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: no training log in it\n" in capsys.readouterr().err
+    (tmp_path / "b.log").write_text((LOGS / "written/one_process.log").read_text())
+    assert main(["diagnose", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "b.log: 13 lines" in told.out
+    why = "nothing in it is known here: not a training log?"
+    assert told.err == f"parse diagnose: {tmp_path / 'a.log'}: {why}; left out\n"
+    assert main(["diagnose", str(tmp_path / "a.log")]) == 2
+
+
+def test_a_mistyped_diagnose_is_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnos", "run.log"]) == 2
+    assert "'diagnos': no such file or folder: did you mean 'diagnose'?" in capsys.readouterr().err
+    Path("diagnos").mkdir()
+    assert main(["diagnos", "--out", "tables"]) == 2
+    assert "diagnos: no training log found" in capsys.readouterr().err
+
+
+def test_norms_beside_a_log_are_named(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text(plain([2.0, 1.9, 1.8]))
+    events = [
+        {"event": "iteration", "iteration": at, "loss": 2.0, "grad_norm": None} for at in (1, 2, 3)
+    ]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert not [note for note in diagnose(path).not_judged if str(metrics) in note]
+    events[0]["grad_norm"] = 1.0
+    metrics.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert [note for note in diagnose(path).not_judged if str(metrics) in note]
+    assert not [note for note in diagnose(metrics).not_judged if "norms" in note]
+
+
 def test_what_cannot_be_judged_is_said(tmp_path):
     path = tmp_path / "run.log"
     path.write_text("[2026-01-01] [INFO] Setting ds_accelerator to cuda (auto detect)\n")

@@ -109,6 +109,16 @@ def test_nothing_to_parse_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_tables_are_not_written_into_a_file(write_log, tmp_path, capsys, recipe):
+    file = tmp_path / "README.md"
+    file.write_text("mine")
+    log = write_log("run.log", text=recipe().text())
+    assert main([str(log), "--out", str(file)]) == 2
+    error = f"parse: error: {file}: is a file, where a folder is needed; give another one\n"
+    assert capsys.readouterr().err.endswith(error)
+    assert file.read_text() == "mine"
+
+
 def test_memory_is_a_table(write_log, tmp_path, recipe):
     lines = [
         "Engine before forward",

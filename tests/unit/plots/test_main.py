@@ -188,6 +188,18 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, w
     assert why in error
 
 
+def test_a_folder_around_the_tables_and_a_file_for_figures_are_named(sweep, tmp_path, capsys):
+    tables, file = sweep.grid(model=["7B"]).write(tmp_path / "tables"), tmp_path / "README.md"
+    file.write_text("mine")
+    for given, out, why in (
+        (tmp_path, tmp_path / "f", f"{tmp_path}: no runs.csv in it: did you mean {tables}?"),
+        (tables, file, f"--out {file}: is a file, where a folder is needed; give another one"),
+    ):
+        assert main([str(given), "--out", str(out), "--figure", "loss"]) == 2
+        assert capsys.readouterr().err == f"plots: error: {why}\n"
+    assert file.read_text() == "mine"
+
+
 def test_a_figure_of_times_says_that_the_machine_was_busy(sweep, draw):
     sweep.grid(model=["7B"])
 
