@@ -49,7 +49,8 @@ from launch.task import RunOptions
 def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
     """Return the points of a sweep on this machine.
 
-    Without a GPU, and without a model that was asked for, a sweep runs in its small form.
+    Without a GPU, and without a model that was asked for, a sweep runs in its small form, which the
+    plan says.
 
     Raises:
         ConfigError: a field is wrong, or no model fits.
@@ -64,13 +65,22 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
         is_tiny = given.size == "tiny" or given.model == small
     else:
         is_tiny = sweep.model != small and not has_gpu
+    own = sweep.own_models
     sweep, found = _sized(sweep, given, is_tiny, room)
+    form = ""
+    if is_tiny and given.size == "auto" and given.model is None:
+        names = ", ".join(dict.fromkeys(point.model.name for point in found))
+        models = f": model {names} in place of {own}" if names != own else ""
+        form = (
+            f"sweep '{sweep.name}' runs in its small form, since no GPU is used{models}; "
+            "--size full keeps the sweep as it is"
+        )
     points, data = with_data(found)
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)
     asked = cli.asked(given, sweep.study)
-    return SweepPlan(sweep, tuple(points), machine, options, data, asked)
+    return SweepPlan(sweep, tuple(points), machine, options, data, asked, form)
 
 
 def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[Sweep, list[Point]]:
@@ -197,7 +207,8 @@ def _run_plan(
     plan: SweepPlan, given: Namespace, plans: Sequence[SweepPlan], deadline_s: float | None
 ) -> int:
     names = choose_points(plan.points, given.only, given.index)
-    for line in (plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
+    form = "" if given.report_only else plan.form
+    for line in (form, plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
         if line:
             say(line)
     request = Request(

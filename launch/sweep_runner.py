@@ -57,6 +57,8 @@ class SweepPlan:
     """Which data the command line chose, in a line; empty when it chose none."""
     asked: Asked = field(default_factory=Asked)
     """What the command line asks for in place of what the sweep's file says."""
+    form: str = ""
+    """Why it is the small form, in a line; empty for the full form, and where it was asked for."""
 
     @property
     def folder(self) -> Path:

@@ -51,6 +51,38 @@ def test_a_cpu_runs_a_sweeps_small_form_and_shows_the_full_one_on_request():
     assert models(planned(CPU, "--size", "full", sweep=stride)) == {"7B", "13B", "20B"}
 
 
+SMALL = "sweep 's' runs in its small form, since no GPU is used"
+NAMED = {"grid": {"model": ["1.3B", "3B"]}}
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "table", "line"),
+    [
+        (CPU, [], NAMED, f"{SMALL}: model tiny in place of 1.3B, 3B; --size full keeps"),
+        (GPU, ["--device", "cpu"], NAMED, f"{SMALL}: model tiny in place of 1.3B, 3B; --size"),
+        (CPU, [], {}, f"{SMALL}: model tiny in place of the largest that fits; --size full"),
+        (CPU, [], {"point": {"model": "tiny"}}, f"{SMALL}; --size full keeps"),
+        (CPU, ["--size", "full"], NAMED, ""),
+        (CPU, ["--size", "tiny"], NAMED, ""),
+        (CPU, ["--model", "tiny"], NAMED, ""),
+        (CPU, [], {"model": "tiny"}, ""),
+        (GPU, [], NAMED, ""),
+    ],
+)
+def test_a_plan_says_that_it_is_the_small_form_and_whose_place_that_takes(
+    machine, arguments, table, line
+):
+    sweep = make_sweep({"name": "s", "engines": [{"engine": "stock"}], **table})
+    form = planned(machine, *arguments, sweep=sweep).form
+    assert form.startswith(line) if line else form == ""
+
+
+def test_the_small_form_is_told_before_anything_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: CPU)
+    assert main(["--dry-run", "--results-dir", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.startswith("sweep 'basic' runs in its small form, since no GPU ")
+
+
 def set_points(*words, sweep=BASIC):
     given = build_parser(sweep.study).read(["--device", "cpu", *words])
     return make_plan(sweep, given, CPU).points
