@@ -28,7 +28,6 @@ from launch.feasibility import (
     machine_of,
     probe_machine,
     refuse_what_cannot_run,
-    why_not_here,
 )
 from launch.launchers import TORCHRUN
 from launch.listing import listing
@@ -40,6 +39,7 @@ from launch.sweep_runner import (
     SweepPlan,
     all_records,
     reasons_in_index,
+    refusal,
     run_all,
     write_index,
 )
@@ -221,7 +221,7 @@ def _run_plan(
     )
     if given.dry_run:
         is_full = given.size == "full" and not plan.machine.gpu_free_bytes
-        dry_run(_as_with_gpus(plan) if is_full else plan, names, request)
+        dry_run(plan, names, request, _as_with_gpus(plan) if is_full else None)
         return 0
     if given.report_only:
         return _report_anew(plan, request)
@@ -254,10 +254,9 @@ def _report_anew(plan: SweepPlan, request: Request) -> int:
 
 
 def _run(plan: SweepPlan, names: Sequence[str], request: Request, *, with_report: bool) -> int:
-    here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]
-    if all(why_not_here(point, *here) for point in chosen):
-        refuse_what_cannot_run(chosen[0], *here)
+    if all(refusal(plan, request, point) for point in chosen):
+        refuse_what_cannot_run(chosen[0], plan.machine, plan.options, request.memory_check)
     progress = run_all(plan, request)
     say(progress.text(len(chosen) * plan.sweep.repeats))
     if progress.stop_signal:

@@ -189,9 +189,8 @@ class _Call:
             self.progress.skipped += 1
             say(f"{head}: {decision.why}")
             return None
-        plan, point = self.plan, task.point
-        reason = why_not_here(point, plan.machine, plan.options, self.request.memory_check)
-        reason = reason or self._late(task, records)
+        point = task.point
+        reason = refusal(self.plan, self.request, point) or self._late(task, records)
         if not reason:
             return decision
         self.progress.unfit += 1
@@ -293,6 +292,11 @@ def all_records(plan: SweepPlan, request: Request) -> list[Record]:
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
+
+
+def refusal(plan: SweepPlan, request: Request, point: Point) -> str:
+    """Say why a point of the plan cannot run on this machine; empty when it can."""
+    return why_not_here(point, plan.machine, plan.options, request.memory_check)
 
 
 def what_would_run(plan: SweepPlan, request: Request) -> dict[str, list[Decision]]:

@@ -285,6 +285,33 @@ def test_a_full_dry_run_without_a_gpu_is_one_of_a_gpu(tmp_path, capsys, monkeypa
     assert "none here" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "more", [[], ["--device", "cpu"], ["--device", "cuda"], ["--model", "13B"]], ids=str
+)
+def test_a_dry_run_refuses_what_the_run_refuses_with_its_words(more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: CPU)
+    words = ["--sweep", "stride", "--size", "full", "--results-dir", str(tmp_path / "r"), *more]
+    assert main([*words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    told = [line for line in out.splitlines() if line.startswith("runs ")]
+    assert f"; {len(told)} of the points cannot run here\n" in out
+    with pytest.raises(ConfigError) as refused:
+        main(words)
+    reason = str(refused.value).partition("engine 'stock': ")[2]
+    assert told[0] == f"runs     no: {reason}"
+    assert all(line.startswith("runs     no: ") for line in told)
+    capsys.readouterr()
+    assert main([*words, "--dry-run", "--no-memory-check"]) == 0
+    assert capsys.readouterr().out.count("runs     yes: never run before") == len(told)
+
+
+def test_a_dry_run_of_one_point_says_whether_it_would_run(capsys, monkeypatch):
+    monkeypatch.setattr(run_command.feasibility, "probe_machine", lambda: CPU)
+    for words, text in (["tiny"], "yes"), (["7B-stride"], "no: about "):
+        assert run_command.main([*words, "--dry-run"]) == 0
+        assert f"\nruns     {text}" in capsys.readouterr().out
+
+
 def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(task_module, "data_prefix", lambda _given: pytest.fail("data was made"))
     assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
@@ -358,7 +385,8 @@ def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
     assert main([*words, "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
     assert "--engines: 'stock' is added, which the others are compared with" in out
-    assert out.count("skipped  needs a GPU, and this run has none") == 1
+    assert out.count("runs     no: needs a GPU, and this run has none") == 1
+    assert "; 1 of the points cannot run here\n" in out
     assert f"{tmp_path}/r/own/basic/" in out
 
 
