@@ -125,7 +125,10 @@ def add_study(options: Options, default: str) -> None:
 
 def add_results_dir(options: Options) -> None:
     """Add ``--results-dir``, a path, by default the checkout's ``results``."""
-    text = "folder of all results; nothing in it is ever overwritten [default results]"
+    text = (
+        "folder of all results; run folders stay, tables, figures and report are made anew "
+        "[default results]"
+    )
     default = ROOT / "results"
     options.add_argument("--results-dir", metavar="DIR", type=Path, default=default, help=text)
 
