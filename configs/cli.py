@@ -101,7 +101,10 @@ class Parser(argparse.ArgumentParser):
         word = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         begun = [name for name in known if name.startswith(word)]
-        near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+        # Dashes are no likeness: with them "--tp" is near to whatever has a t.
+        bare = {name.removeprefix("--"): name for name in known}
+        alike = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.51)
+        near = begun or [bare[name] for name in alike]
         hint = f"did you mean '{near[0]}'?" if near else "see --help"
         hint = self.elsewhere.get(word, hint)
         kind = "option" if word.startswith("-") else "argument"

@@ -103,8 +103,10 @@ class Progress:
     failed: int = 0
     interrupted: int = 0
     """Ended because the user stopped the call."""
-    skipped: int = 0
-    """Left out because they are done."""
+    done: int = 0
+    """Left out because they came to a good end before."""
+    running: int = 0
+    """Left out because another call has them going on."""
     unfit: int = 0
     """Left out because this machine cannot run them, or has no time for them."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -119,10 +121,13 @@ class Progress:
         counts = {
             "failed": self.failed,
             "interrupted": self.interrupted,
-            "not run again": self.skipped,
+            "ok before and not run again": self.done,
+            "running in another call": self.running,
             "left out": self.unfit,
         }
-        parts = [f"{self.ok} ok", *(f"{n} {words}" for words, n in counts.items() if n)]
+        parts = [f"{n} {words}" for words, n in counts.items() if n]
+        if self.ok or not self.done:
+            parts.insert(0, f"{self.ok} ok")
         return f"{num_runs} runs: {', '.join(parts)}"
 
 
@@ -186,7 +191,8 @@ class _Call:
         records = self._records()
         decision = decide(task.keys, records, self.request.again, task.setup)
         if not decision.run:
-            self.progress.skipped += 1
+            self.progress.done += decision.is_done
+            self.progress.running += not decision.is_done
             say(f"{head}: {decision.why}")
             return None
         point = task.point

@@ -48,6 +48,7 @@ def test_a_study_is_the_default_one_or_the_one_that_is_named(words):
     ("words", "message"),
     [
         (["--strid", "2"], r"unknown option '--strid': did you mean '--stride'\?"),
+        (["--lst"], r"unknown option '--lst': see --help$"),
         (["--timeout", "x"], r"--timeout.*'x'"),
         (["--timeout", "-1"], r"--timeout.*above 0"),
         (["--hang-timeout", "-1"], r"--hang-timeout.*0 or above"),
