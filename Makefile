@@ -71,7 +71,7 @@ dataset: setup ## token files of the embedded corpus
 dataset-oscar: setup ## the paper's corpus, fetched and tokenized
 	$(BIN)/python -m dataset prepare oscar-1gb
 
-smoke: setup ## the main job: tiny model, three engines, report
+smoke: setup ## the main job: stock and three policies of the plugin (two without a GPU), report
 	bash master-script.sh
 
 bench-host: setup ## our host pass and update beside stock's, on this CPU (3 minutes)

@@ -8,9 +8,10 @@ usage() {
 usage: bash master-script.sh [options]
 
 Runs the engines of a study one after the other on the same data, and compares them. The default study
-is the paper's: stock DeepSpeed, and the plugin with its policies all-host and stride. Without a GPU a
-sweep runs in its small form, on a small model. The same command again goes on where it stopped: what is
-done, with the same code on the same machine, stays; a point that is run again says why.
+is the paper's: stock DeepSpeed, and the plugin with its policies all-host and stride, on a GPU auto
+too. Without a GPU a sweep runs in its small form, on a small model. The same command again goes on
+where it stopped: what is done, with the same code on the same machine, stays; a point that is run
+again says why.
 
 what    --list              list studies with their sweeps, points and engines, and leave
         --study NAME        name or folder of a study [default the paper's]
@@ -29,7 +30,8 @@ what    --list              list studies with their sweeps, points and engines, 
 again   --again             everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
-        --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
+        --results-dir DIR   folder of all results [default results]; run folders stay as they are, and
+                            tables, figures and report are made anew from the newest run of each point
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --raw               the runs' logs in place of a line that tells how each fares

@@ -33,8 +33,10 @@ SITE = BUILT / "site"
 NEEDED = (
     *("torch", "deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),
     "tiktoken",
-    *("pytest", "pytest-timeout", "hypothesis"),
 )
+"""Packages that every part needs."""
+FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis")
+"""Those that a part of tests needs too, which `make setup-tests` installs."""
 _FOR_REPORTS = ("pandas", "matplotlib", "scipy")
 MINUTES = 7.5
 EXIT_FAILED = 1
@@ -155,13 +157,19 @@ def _environment(on_gpu: bool) -> dict[str, str]:
     return environment
 
 
-def install_what_lacks(wheels: Path) -> str:
+def needed_by(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the packages that some parts need."""
+    has_tests = any("pytest" in PARTS[name].words for name in names)
+    return (*NEEDED, *(FOR_TESTS if has_tests else ()))
+
+
+def install_what_lacks(needed: Sequence[str], wheels: Path) -> list[str]:
     """Install from a folder of wheels, beside the packages there are; returns what still lacks.
 
     What the machine has is kept as it is, since whoever put it there matched it to its torch.
     """
-    if not _lacking(NEEDED):
-        return ""
+    if not _lacking(needed):
+        return []
     # A wheel's name begins with its package's, in which dashes have become underscores.
     found = {path: path.name.split("-")[0].replace("_", "-") for path in wheels.glob("*.whl")}
     missing = [str(path) for path, name in sorted(found.items()) if _lacking([name])]
@@ -170,7 +178,7 @@ def install_what_lacks(wheels: Path) -> str:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
         options = ["--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(SITE)]
         subprocess.run([*pip, *options, *missing], check=True)
-    return ", ".join(_lacking(NEEDED))
+    return _lacking(needed)
 
 
 def _lacking(packages: Sequence[str]) -> list[str]:
@@ -209,9 +217,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = given.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     sys.path.append(str(SITE))
-    if lacking := install_what_lacks(given.wheels):
+    if lacking := install_what_lacks(needed_by(names), given.wheels):
+        target = "setup" if set(lacking).isdisjoint(FOR_TESTS) else "setup-tests"
         raise ConfigError(
-            f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere"
+            f"not installed: {', '.join(lacking)}; run `make {target}`, or, on a machine without a "
+            f"network, copy a folder of wheels to {given.wheels} "
+            '(`make wheelhouse ARGS="wheelhouse --lean"` fills one where there is a network)'
         )
     on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", FACTS]))
     kept = folder / "summary.json"

@@ -101,7 +101,10 @@ class Parser(argparse.ArgumentParser):
         word = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         begun = [name for name in known if name.startswith(word)]
-        near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+        # Dashes are no likeness: with them "--tp" is near to whatever has a t.
+        bare = {name.removeprefix("--"): name for name in known}
+        alike = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.51)
+        near = begun or [bare[name] for name in alike]
         hint = f"did you mean '{near[0]}'?" if near else "see --help"
         hint = self.elsewhere.get(word, hint)
         kind = "option" if word.startswith("-") else "argument"
@@ -125,7 +128,10 @@ def add_study(options: Options, default: str) -> None:
 
 def add_results_dir(options: Options) -> None:
     """Add ``--results-dir``, a path, by default the checkout's ``results``."""
-    text = "folder of all results; nothing in it is ever overwritten [default results]"
+    text = (
+        "folder of all results; run folders stay, tables, figures and report are made anew "
+        "[default results]"
+    )
     default = ROOT / "results"
     options.add_argument("--results-dir", metavar="DIR", type=Path, default=default, help=text)
 

@@ -51,6 +51,12 @@ class _Form(Table):
                 raise ValueError(f"field '{key}' is given by grid and by engines; keep one")
         return self
 
+    def models(self) -> list[Any]:
+        """Return the models that it asks for: names, or tables of a model's fields."""
+        point = [self.point["model"]] if "model" in self.point else []
+        lists = [table.get("model", []) for table in (self.grid, *self.engines)]
+        return [*point, *itertools.chain(*lists)]
+
 
 class Sweep(_Form):
     """A file of a study's ``sweeps``."""
@@ -88,6 +94,29 @@ class Sweep(_Form):
             if name not in self.study.results:
                 raise ValueError(explain.unknown("result", name, self.study.results))
         return self
+
+    @model_validator(mode="after")
+    def _known_models(self) -> Self:
+        """Look at both forms, so that a typo shows wherever the file is read."""
+        forms = (self, self.tiny or _Form())
+        asked = [self.model, *itertools.chain(*(form.models() for form in forms))]
+        tables = [model for model in asked if isinstance(model, Mapping)]
+        known = [AUTO_MODEL, *self.study.files("models"), *(str(t.get("name")) for t in tables)]
+        rules = itertools.chain(*(form.exclude for form in forms))
+        excluded = itertools.chain(*(rule.get("model", []) for rule in rules))
+        for name in (*asked, *excluded):
+            # A study that came with a run has no files.
+            if self.study.folder and not isinstance(name, Mapping) and str(name) not in known:
+                raise ValueError(explain.unknown("model", str(name), known))
+        return self
+
+    @property
+    def own_models(self) -> str:
+        """The models of its full form, in words."""
+        names = [str(one.get("name") if isinstance(one, Mapping) else one) for one in self.models()]
+        if not names and self.model == AUTO_MODEL:
+            return "the largest that fits"
+        return ", ".join(dict.fromkeys(names)) or self.model
 
     def small(self) -> Sweep:
         """Return the sweep at the size of the study's small model."""

@@ -262,9 +262,11 @@ def _run_job(job: Preparation) -> int:
             + ("" if done.facts else ", finished before")
         )
     if empty := sum(one.empty for one in done.facts):
-        complain(f"{empty:,} records without text were left out")
+        some = "1 record without text was" if empty == 1 else f"{empty:,} records without text were"
+        complain(f"{some} left out")
     if num_bad := sum(one.num_bad for one in done.facts):
-        complain(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
+        some = "1 bad line was" if num_bad == 1 else f"{num_bad:,} bad lines were"
+        complain(f"{some} left out, as listed in {job.bad_lines_path}")
         for bad in [bad for facts in done.facts for bad in facts.bad][:SHOWN_BAD_LINES]:
             complain(f"  {job.reading.words(bad)}")
     for key in job.reading.keys:

@@ -6,6 +6,7 @@ joined at the end. A run that was stopped goes on with the parts that are missin
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import zipfile
@@ -154,15 +155,12 @@ def run(job: Preparation, say: Say) -> Finished:
             _clear(job.work_folder)
             return Finished(before, [])
         done = _claim(job, say)
-        path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
-        tokenizer = load(path)
-        asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
-        if job.tokenizer.learns and tokenizer.vocab_size < asked:
-            say(f"the text gave {tokenizer.vocab_size:,} entries, of {asked:,} asked for")
-        eod = -1 if tokenizer.eod is None else tokenizer.eod
-        manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
-        if job.append_eod:
-            required_eod(tokenizer)
+        try:
+            path, tokenizer = _tokenizer(job, say)
+        except DatasetError:
+            if not done:  # nothing is lost
+                _clear(job.work_folder)
+            raise
         task = BlockEncoder(job.work_folder, path, job.reading.keys, job.append_eod)
         made = _make_parts(job, task, done)
         facts = [one for _, one in sorted((done | made).items())]
@@ -173,6 +171,24 @@ def run(job: Preparation, say: Say) -> Finished:
         list_bad_lines(job, facts)
         _clear(job.work_folder)
     return Finished(manifests, facts)
+
+
+def _tokenizer(job: Preparation, say: Say) -> tuple[Path, Tokenizer]:
+    """Return the file in the work folder and the tokenizer, made or learnt unless it is there.
+
+    Raises:
+        DatasetError: It cannot be had, or does not fit what the folder of the output holds.
+    """
+    path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
+    tokenizer = load(path)
+    asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    if job.tokenizer.learns and tokenizer.vocab_size < asked:
+        say(f"the text gave {tokenizer.vocab_size:,} entries, of {asked:,} asked for")
+    eod = -1 if tokenizer.eod is None else tokenizer.eod
+    manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
+    if job.append_eod:
+        required_eod(tokenizer)
+    return path, tokenizer
 
 
 def _finished_before(job: Preparation) -> list[Manifest]:
@@ -252,11 +268,25 @@ def _clear(folder: Path) -> None:
 
 
 def _texts_to_learn_from(job: Preparation, say: Say) -> Iterator[str]:
+    """Return the first texts of the input.
+
+    Raises:
+        DatasetError: There is none: a vocabulary of single bytes would be learnt.
+    """
     say(f"learning the vocabulary from at most {TRAIN_BYTES / MEGABYTE:,.0f} MB")
+    bad: list[Bad] = []
+    texts = _first_texts(job, bad)
+    first = next(filter(None, texts), None)
+    if first is None:
+        raise _no_text(job, job.reading.keys[0], bad)
+    return itertools.chain([first], texts)
+
+
+def _first_texts(job: Preparation, bad: list[Bad]) -> Iterator[str]:
     left = TRAIN_BYTES
     with closing(blocks(job.reading)) as all_blocks:
         for block in all_blocks:
-            for record in block.records(job.reading.keys, []):
+            for record in block.records(job.reading.keys, bad):
                 for text in (text for texts in record.texts.values() for text in texts):
                     yield text
                     left -= len(text)
@@ -285,12 +315,15 @@ def _require_text(job: Preparation, facts: list[Facts]) -> None:
     """Check that every key has text; parts without any are of no use and cleared."""
     for number, key in enumerate(job.reading.keys):
         if not any(one.text_bytes[number] for one in facts):
-            bad = next((bad for one in facts for bad in one.bad), None)
             _clear(job.work_folder)
-            wrong, keys = job.reading.explained(bad) if bad else ("", "")
-            first = f" ({wrong}){keys}" if bad else ""
-            advice = ": give --json-keys" if keys and not keys.endswith(NESTED) else ""
-            raise DatasetError(f"the input holds no text under '{key}'{first}{advice}")
+            raise _no_text(job, key, [bad for one in facts for bad in one.bad])
+
+
+def _no_text(job: Preparation, key: str, bad: Sequence[Bad]) -> DatasetError:
+    wrong, keys = job.reading.explained(bad[0]) if bad else ("", "")
+    first = f" ({wrong}){keys}" if bad else ""
+    advice = ": give --json-keys" if keys and not keys.endswith(NESTED) else ""
+    return DatasetError(f"the input holds no text under '{key}'{first}{advice}")
 
 
 def _require_unchanged(job: Preparation) -> None:

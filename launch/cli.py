@@ -17,6 +17,7 @@ from configs.cli import Parser, count, duration
 from configs.schema import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.backends import OWN_TRAINER, TRAINERS
+from launch.ds_keys import check_study
 from launch.launchers import KINDS, TORCHRUN
 
 NOT_OF_SWEEPS = ("name", "model", "engine")
@@ -73,12 +74,15 @@ def study_in(argv: Sequence[str]) -> Study:
     """Return the study that a command line names, or the default one; it has the points' fields.
 
     Raises:
-        ConfigError: there is no such study, or its file is wrong.
+        ConfigError: there is no such study, its file is wrong, or sets a key of DeepSpeed's JSON
+            that nobody reads.
     """
     parser = Parser("", "", add_help=False)
     add_study_option(parser)
     name = parser.parse_known_args(argv)[0].study
-    return default_study() if name is None else load_study(name)
+    study = default_study() if name is None else load_study(name)
+    check_study(study)
+    return study
 
 
 def add_field_options(parser: Parser, study: Study, left_out: Sequence[str] = ()) -> None:

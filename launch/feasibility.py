@@ -211,12 +211,10 @@ def memory_text(point: Point, machine: Host, trainer: Trainer) -> str:
         host, device = needed_bytes(point, machine, trainer)
     except WorkloadError as error:
         return f"not predicted: {error}{short and f'; {short}'}"
-    without = on_gpu and not machine.gpu_free_bytes
-    as_if = f" (as on a GPU of profile {GPU_PROFILE}; none here)" if without else ""
-    return (
-        f"predicted host {host / GIB:.1f} GiB, each GPU {device / GIB:.1f} GiB{as_if}: "
-        f"{short or 'fits this machine'}"
-    )
+    text = f"predicted host {host / GIB:.1f} GiB, each GPU {device / GIB:.1f} GiB"
+    if on_gpu and not machine.gpu_free_bytes:
+        return f"{text} (as on a GPU of profile {GPU_PROFILE}; none here)"
+    return f"{text}: {short or 'fits this machine'}"
 
 
 def largest_model_that_fits(

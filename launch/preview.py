@@ -10,26 +10,40 @@ from configs.cli import say
 from configs.fields import shaped_links
 from configs.schema import Point
 from launch.data import data_prefix, data_words, is_embedded, require_vocabulary
-from launch.feasibility import Host, estimate, lacks, memory_text
+from launch.feasibility import Host, estimate, memory_text
 from launch.process.watch import duration_text
-from launch.records import next_run_path, read_records, sweep_dir
-from launch.sweep_runner import Request, SweepPlan, total_text, what_would_run
+from launch.records import Decision, next_run_path, read_records, sweep_dir
+from launch.sweep_runner import Request, SweepPlan, refusal, total_text, what_would_run
 from launch.task import RunOptions
 
 
-def dry_run(plan: SweepPlan, names: Sequence[str], request: Request) -> None:
-    """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON."""
-    decisions = what_would_run(plan, request)
-    for point in plan.points:
+def dry_run(
+    plan: SweepPlan, names: Sequence[str], request: Request, shown: SweepPlan | None = None
+) -> None:
+    """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON.
+
+    Whether a point would run is decided as for the run itself. The plan ``shown`` has the same
+    points by name, as another machine would run them.
+    """
+    decisions, shown, refused = what_would_run(plan, request), shown or plan, 0
+    for point, seen in zip(plan.points, shown.points, strict=True):
         if point.name in names:
+            reason = refusal(plan, request, point)
+            refused += bool(reason) and any(one.run for one in decisions[point.name])
             lines = [
-                f"runs     {'yes' if one.run else 'no'}: {one.why or 'never run before'}"
-                + (f" (repeat {number})" if plan.sweep.repeats > 1 else "")
+                runs_text(one, reason) + (f" (repeat {number})" if plan.sweep.repeats > 1 else "")
                 for number, one in enumerate(decisions[point.name], start=1)
             ]
-            text = describe(point, plan.machine, plan.options, lines)
-            say(f"{text}\n")
-    say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
+            say(f"{describe(seen, plan.machine, plan.options, lines)}\n")
+    few = f"; {refused} of the points cannot run here" if refused else ""
+    say(f"sweep '{plan.sweep.name}': {total_text(shown, decisions)}{few}")
+
+
+def runs_text(decision: Decision, reason: str) -> str:
+    """Say whether a point would run; ``reason`` is why it cannot, empty where it can."""
+    if decision.run and reason:
+        return f"runs     no: {reason}"
+    return f"runs     {'yes' if decision.run else 'no'}: {decision.why or 'never run before'}"
 
 
 def describe(point: Point, machine: Host, options: RunOptions, more: Sequence[str] = ()) -> str:
@@ -58,10 +72,9 @@ def describe(point: Point, machine: Host, options: RunOptions, more: Sequence[st
     command = launcher.command(program, point.num_ranks, port, point.link_mbit)
     seconds = expected.seconds
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
-    lacking, links = lacks(point, machine, options), shaped_links([point.link_mbit])
+    links = shaped_links([point.link_mbit])
     lines = [
         f"point    {point.name or stem}",
-        *([f"skipped  {'; '.join(lacking)}"] if lacking else []),
         *more,
         f"folder   {path}",
         f"command  {shlex.join(command)}",

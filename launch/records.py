@@ -209,8 +209,16 @@ def disk_is_full(folder: Path) -> bool:
 
 
 def results_of(results_dir: Path, study: Study) -> Path:
-    """Return ``RESULTS/STUDY``, and ``RESULTS`` itself for the default study."""
-    return results_dir if study is default_study() else results_dir / study.name
+    """Return ``RESULTS/STUDY``, and ``RESULTS`` itself for the default study.
+
+    Raises:
+        ConfigError: it, or a folder above it, is a file.
+    """
+    found = results_dir if study is default_study() else results_dir / study.name
+    for path in (found.absolute(), *found.absolute().parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--results-dir {results_dir}: {path} is a file; give a folder")
+    return found
 
 
 def sweep_dir(results_dir: Path, sweep: str) -> Path:
@@ -353,6 +361,8 @@ class Decision:
     run: bool
     why: str = ""
     """Empty for a point that is run for the first time."""
+    is_done: bool = False
+    """Whether it came to a good end before, which stands."""
 
 
 def decide(
@@ -376,7 +386,7 @@ def decide(
     good = [r for r in own if r.status == "ok"]
     done = [r for r in good if r.setup_key == setup_key]
     if done:
-        return Decision(False, f"done before ({done[-1].where})")
+        return Decision(False, f"done before ({done[-1].where})", is_done=True)
     if good:
         changed = older(good[-1], setup_key, setup)
         return Decision(True, f"{changed} (since {good[-1].where})")

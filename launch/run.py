@@ -66,10 +66,11 @@ def run_point(point: Point, given: Namespace, study: Study) -> int:
         if line:
             say(line)
     options = replace(options, dtype_reasons=reasons)
-    if given.dry_run:
-        say(describe(point, machine, options))
-        return 0
     memory_check = not given.no_memory_check and not options.launcher.is_far
+    if given.dry_run:
+        reason = feasibility.why_not_here(point, machine, options, memory_check)
+        say(describe(point, machine, options, [f"runs     {f'no: {reason}' if reason else 'yes'}"]))
+        return 0
     feasibility.refuse_what_cannot_run(point, machine, options, memory_check)
     task = Task.each([point], options)[0]
     [named] = name_points([point], study, cli.field_overrides(given, study))

@@ -28,7 +28,6 @@ from launch.feasibility import (
     machine_of,
     probe_machine,
     refuse_what_cannot_run,
-    why_not_here,
 )
 from launch.launchers import TORCHRUN
 from launch.listing import listing
@@ -40,6 +39,7 @@ from launch.sweep_runner import (
     SweepPlan,
     all_records,
     reasons_in_index,
+    refusal,
     run_all,
     write_index,
 )
@@ -49,7 +49,8 @@ from launch.task import RunOptions
 def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
     """Return the points of a sweep on this machine.
 
-    Without a GPU, and without a model that was asked for, a sweep runs in its small form.
+    Without a GPU, and without a model that was asked for, a sweep runs in its small form, which the
+    plan says.
 
     Raises:
         ConfigError: a field is wrong, or no model fits.
@@ -64,13 +65,22 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Host) -> SweepPlan:
         is_tiny = given.size == "tiny" or given.model == small
     else:
         is_tiny = sweep.model != small and not has_gpu
+    own = sweep.own_models
     sweep, found = _sized(sweep, given, is_tiny, room)
+    form = ""
+    if is_tiny and given.size == "auto" and given.model is None:
+        names = ", ".join(dict.fromkeys(point.model.name for point in found))
+        models = f": model {names} in place of {own}" if names != own else ""
+        form = (
+            f"sweep '{sweep.name}' runs in its small form, since no GPU is used{models}; "
+            "--size full keeps the sweep as it is"
+        )
     points, data = with_data(found)
     options = RunOptions.of(given, sweep.name, sweep.study)
     points, reasons = in_fast_type(points, machine, options)
     options = replace(options, dtype_reasons=reasons)
     asked = cli.asked(given, sweep.study)
-    return SweepPlan(sweep, tuple(points), machine, options, data, asked)
+    return SweepPlan(sweep, tuple(points), machine, options, data, asked, form)
 
 
 def _sized(sweep: Sweep, given: Namespace, is_tiny: bool, room: Host) -> tuple[Sweep, list[Point]]:
@@ -197,7 +207,8 @@ def _run_plan(
     plan: SweepPlan, given: Namespace, plans: Sequence[SweepPlan], deadline_s: float | None
 ) -> int:
     names = choose_points(plan.points, given.only, given.index)
-    for line in (plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
+    form = "" if given.report_only else plan.form
+    for line in (form, plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
         if line:
             say(line)
     request = Request(
@@ -210,7 +221,7 @@ def _run_plan(
     )
     if given.dry_run:
         is_full = given.size == "full" and not plan.machine.gpu_free_bytes
-        dry_run(_as_with_gpus(plan) if is_full else plan, names, request)
+        dry_run(plan, names, request, _as_with_gpus(plan) if is_full else None)
         return 0
     if given.report_only:
         return _report_anew(plan, request)
@@ -243,10 +254,9 @@ def _report_anew(plan: SweepPlan, request: Request) -> int:
 
 
 def _run(plan: SweepPlan, names: Sequence[str], request: Request, *, with_report: bool) -> int:
-    here = (plan.machine, plan.options, request.memory_check)
     chosen = [point for point in plan.points if point.name in names]
-    if all(why_not_here(point, *here) for point in chosen):
-        refuse_what_cannot_run(chosen[0], *here)
+    if all(refusal(plan, request, point) for point in chosen):
+        refuse_what_cannot_run(chosen[0], plan.machine, plan.options, request.memory_check)
     progress = run_all(plan, request)
     say(progress.text(len(chosen) * plan.sweep.repeats))
     if progress.stop_signal:

@@ -57,6 +57,8 @@ class SweepPlan:
     """Which data the command line chose, in a line; empty when it chose none."""
     asked: Asked = field(default_factory=Asked)
     """What the command line asks for in place of what the sweep's file says."""
+    form: str = ""
+    """Why it is the small form, in a line; empty for the full form, and where it was asked for."""
 
     @property
     def folder(self) -> Path:
@@ -101,8 +103,10 @@ class Progress:
     failed: int = 0
     interrupted: int = 0
     """Ended because the user stopped the call."""
-    skipped: int = 0
-    """Left out because they are done."""
+    done: int = 0
+    """Left out because they came to a good end before."""
+    running: int = 0
+    """Left out because another call has them going on."""
     unfit: int = 0
     """Left out because this machine cannot run them, or has no time for them."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -117,10 +121,13 @@ class Progress:
         counts = {
             "failed": self.failed,
             "interrupted": self.interrupted,
-            "not run again": self.skipped,
+            "ok before and not run again": self.done,
+            "running in another call": self.running,
             "left out": self.unfit,
         }
-        parts = [f"{self.ok} ok", *(f"{n} {words}" for words, n in counts.items() if n)]
+        parts = [f"{n} {words}" for words, n in counts.items() if n]
+        if self.ok or not self.done:
+            parts.insert(0, f"{self.ok} ok")
         return f"{num_runs} runs: {', '.join(parts)}"
 
 
@@ -184,12 +191,12 @@ class _Call:
         records = self._records()
         decision = decide(task.keys, records, self.request.again, task.setup)
         if not decision.run:
-            self.progress.skipped += 1
+            self.progress.done += decision.is_done
+            self.progress.running += not decision.is_done
             say(f"{head}: {decision.why}")
             return None
-        plan, point = self.plan, task.point
-        reason = why_not_here(point, plan.machine, plan.options, self.request.memory_check)
-        reason = reason or self._late(task, records)
+        point = task.point
+        reason = refusal(self.plan, self.request, point) or self._late(task, records)
         if not reason:
             return decision
         self.progress.unfit += 1
@@ -291,6 +298,11 @@ def all_records(plan: SweepPlan, request: Request) -> list[Record]:
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
+
+
+def refusal(plan: SweepPlan, request: Request, point: Point) -> str:
+    """Say why a point of the plan cannot run on this machine; empty when it can."""
+    return why_not_here(point, plan.machine, plan.options, request.memory_check)
 
 
 def what_would_run(plan: SweepPlan, request: Request) -> dict[str, list[Decision]]:

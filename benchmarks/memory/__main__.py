@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from typing import Any
 
 from benchmarks.process import SOURCE_FOLDER
 from configs.cli import Parser, run_command, say
+from configs.errors import ConfigError
 from deep_optimizer_states.predict.huggingface import model_of_config
 from deep_optimizer_states.predict.memory import CPU_PROCESS_BYTES, peaks_of
 from deep_optimizer_states.predict.model import Model
@@ -242,14 +244,25 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def has_models() -> bool:
+    """Return whether the package is installed whose models are measured."""
+    return importlib.util.find_spec("transformers") is not None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 1 if a case could not be measured."""
+    """Run a command; returns 1 if a case could not be measured.
+
+    Raises:
+        ConfigError: The package lacks that has the models.
+    """
     parser = Parser("python -m benchmarks.memory", __doc__ or "")
     parser.add_argument("command", choices=("measure", "table"))
     parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
     text = "measure with the C library's allocator as it is by itself"
     parser.add_argument("--own-allocator", action="store_true", help=text)
     given = parser.read(argv)
+    if not has_models():
+        raise ConfigError("needs transformers, which is not installed: run `make setup-tests`")
     if given.command == "measure":
         cases = [case for cases in load_cases().values() for case in cases]
         return int(bool(measure(cases, given.file, {} if given.own_allocator else ALLOCATOR)))

@@ -14,10 +14,12 @@ from configs.errors import ConfigError
 from configs.files import read_given_json
 from configs.schema import Point
 from configs.templates import laid_over
+from deep_optimizer_states.config import BLOCK as PLUGIN_BLOCK
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch import loggers
-from launch.backends.protocol import PLUGIN_BLOCK, Trainer
+from launch.backends.protocol import Trainer
 from launch.ds_json import deepspeed_config
+from launch.ds_keys import WITHOUT_DEEPSPEED, check_json
 from launch.launchers import TRAINER_MODULE, Program
 from launch.train_loop.checkpoint import Checkpoint, find_checkpoint
 from launch.train_loop.runfile import COMPRESSION
@@ -31,8 +33,6 @@ _KEPT_IN_A_PIPELINE = (
     COMPRESSION,
 )
 """What of a run's ``ds_config.json`` means something without DeepSpeed."""
-WITHOUT_DEEPSPEED = "without_deepspeed"
-"""Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
@@ -238,12 +238,13 @@ def read_user_json(path: Path) -> dict[str, Any]:
     """Read and check the file; values that are ``auto`` are left out, so that the point's stand.
 
     Raises:
-        ConfigError: it cannot be read, is no JSON object, or chooses what the study's engines
-            choose.
+        ConfigError: it cannot be read, is no JSON object, chooses what the study's engines
+            choose, or has a key that no release of DeepSpeed reads.
     """
     table = read_given_json(path)
     if PLUGIN_BLOCK in table:
         raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
+    check_json(table, str(path))
     return _without_auto(table)
 
 

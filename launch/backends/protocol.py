@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.schema import Point
+from deep_optimizer_states.config import BLOCK, read_settings, translate_paper_keys
+from deep_optimizer_states.errors import ConfigError as PluginError
 from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
 from launch.launchers import Program
 from launch.records import RunFolder
 from launch.simulate.workloads import workload_of_point
-
-PLUGIN_BLOCK = "deep_optimizer_states"
 
 
 class Trainer:
@@ -105,8 +105,13 @@ def _deepspeed_limits(point: Point) -> list[str]:
             "grad_accum_dtype = 'fp32': a bf16 model at zero_stage = 0 sums its gradients in "
             "bf16; give grad_accum_dtype = 'bf16', or zero_stage 1 to 3"
         )
+    config = deepspeed_config(point)
+    try:
+        read_settings(translate_paper_keys(config))
+    except PluginError as error:
+        reasons.append(f"engine '{point.engine}': {error}")
     # The plugin takes the place of an optimizer that is offloaded to host memory.
-    if offload != "cpu" and PLUGIN_BLOCK in deepspeed_config(point):
+    if offload != "cpu" and BLOCK in config:
         reasons.append(
             f"offload_optimizer = {offload!r}: engine '{point.engine}' needs offload_optimizer = "
             f"'cpu'; give that, or engine '{point.study.reference}'"

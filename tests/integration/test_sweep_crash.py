@@ -57,7 +57,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     assert "[1/3] tiny stock: done before" in out
     assert "left over" in out
     assert not any(map(is_alive, ranks))
-    assert "3 runs: 2 ok, 1 not run again" in out
+    assert "3 runs: 2 ok, 1 ok before and not run again" in out
     assert statuses(sweep.folder) == ["ok", "ok", "ok"]
     interrupted = [p for p in sweep.folder.glob("*/run-001/status.json") if "gone" in p.read_text()]
     assert len(interrupted) == 1  # the run that was lost is kept, and says so

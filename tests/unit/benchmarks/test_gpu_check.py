@@ -15,6 +15,7 @@ from configs.sweep import load_sweep
 from launch.sweep import build_parser
 
 ROOT = Path(__file__).resolve().parents[3]
+PASS = (sys.executable, "-c", "")
 SAYS_ITS_DEVICES = "import os; print('devices', repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
 
 
@@ -137,8 +138,30 @@ def test_packages_that_lack_come_from_wheels_and_others_stay(tmp_path, monkeypat
     monkeypatch.setattr(gpu_check, "SITE", site)
     monkeypatch.setattr(gpu_check, "NEEDED", ("pydantic", "not-on-any-machine", "nor-this"))
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
-    assert gpu_check.install_what_lacks(wheels) == "nor-this"
+    needed = gpu_check.needed_by(["build"])
+    assert gpu_check.install_what_lacks(needed, wheels) == ["nor-this"]
     assert (site / "not_on_any_machine.py").is_file()
     assert not (site / "pydantic.py").exists()
-    with pytest.raises(ConfigError, match="not installed: nor-this; run `make setup`"):
+    with pytest.raises(ConfigError, match=r"not installed: nor-this; run `make setup`, or, on "):
         gpu_check.main(["build", "--wheels", str(wheels), "--folder", str(tmp_path / "f")])
+
+
+@pytest.mark.parametrize(
+    ("words", "lacking"),
+    [
+        (["peers"], ""),
+        (["calibrate", "build"], ""),
+        (["tests"], "pytest-nowhere"),
+        (["equality", "peers"], "pytest-nowhere"),
+        ([], "pytest-nowhere"),
+    ],
+)
+def test_only_a_part_of_tests_asks_for_the_packages_of_tests(words, lacking, check, monkeypatch):
+    monkeypatch.setattr(gpu_check, "FOR_TESTS", ("pytest", "pytest-nowhere"))
+    run = gpu_check.run
+    monkeypatch.setattr(gpu_check, "run", lambda _, *rest, **more: run(PASS, *rest, **more))
+    if not lacking:
+        assert check(PARTS, *words)[0] == 0
+        return
+    with pytest.raises(ConfigError, match=f"not installed: {lacking}; run `make setup-tests`, or"):
+        check(PARTS, *words)

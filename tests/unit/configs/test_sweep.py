@@ -92,6 +92,12 @@ def test_the_small_form_replaces_what_it_gives_and_keeps_the_rest():
         ({"name": "../up"}, "name"),
         ({"tiny": {"grid": {"zz": 1}}}, "unknown field 'zz'"),
         ({"engines": []}, "engines"),
+        ({"grid": {"model": ["7B", "tny"]}}, "unknown model 'tny': did you mean 'tiny'"),
+        ({"model": "aut"}, "unknown model 'aut': did you mean 'auto'"),
+        ({"point": {"model": "7"}}, "unknown model '7': did you mean '7B'"),
+        ({"engines": [{"engine": "stock", "model": "7"}]}, "unknown model '7'"),
+        ({"exclude": [{"model": "tny"}]}, "unknown model 'tny'"),
+        ({"tiny": {"grid": {"model": ["tny"]}}}, "unknown model 'tny'"),
         ({"grid": {"engine": ["v"]}}, "'engine' is given by grid and by engines"),
     ],
 )
@@ -99,6 +105,13 @@ def test_wrong_files_are_refused_by_field(table, words):
     with pytest.raises(ConfigError) as refused:
         make(**table)
     assert words in str(refused.value)
+
+
+def test_a_rule_may_exclude_a_model_that_the_file_itself_describes():
+    mine = {"name": "mine-2", "layers": 2, "hidden": 256, "ffn": 688, "heads": 8, "kv_heads": 4}
+    mine |= {"seq_length": 128, "vocab_size": 8192}
+    sweep = make(grid={"model": ["tiny", mine]}, exclude=[{"model": "mine-2"}])
+    assert {point.model.name for point in sweep.points(None)} == {"tiny"}
 
 
 def test_a_file_of_the_users_own_is_named_in_its_errors(tmp_path):

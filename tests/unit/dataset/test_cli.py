@@ -101,9 +101,7 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert message in err
     assert out == ""
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "p.parts") == [
-        "some text.jsonl"
-    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["some text.jsonl"]
 
 
 def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
@@ -143,6 +141,21 @@ def test_names_of_any_bytes_are_read_and_told_without_steering_the_terminal(tmp_
     assert "\x1b" not in capsys.readouterr().err
     assert main(["inspect", str(prefix)]) == 0
     assert "the cat ?[2J sat" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1, ["1 record without text was", "1 bad line was"]),
+     (2, ["2 records without text were", "2 bad lines were"])],
+)  # fmt: skip
+def test_one_record_is_told_as_one(number, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("dataset.prepare.ordered", lambda work, items, _: (work(i) for i in items))
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "the cat"}\n' + ('{"text": ""}\n' + "no JSON\n") * number)
+    given = ["prepare", "--tokenizer", "train-bpe", "--vocab-size", "262", "--input", str(path)]
+    assert main([*given, "--output-prefix", str(tmp_path / "o" / "x")]) == 0
+    err = capsys.readouterr().err
+    assert all(f"\n{word} left out" in err for word in words)
 
 
 @pytest.mark.parametrize(

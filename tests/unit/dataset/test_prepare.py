@@ -237,14 +237,47 @@ def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):
     assert documents(tmp_path / "a_text_document")[0] == f"{TEXTS[0]}<|endoftext|>"
 
 
-def test_work_without_a_finished_part_is_dropped_for_other_options(text, tmp_path):
+def test_work_without_a_finished_part_is_dropped_for_other_options(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patches:
+        patches.setattr(module, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a", tokenizer=Choice("train-bpe", vocab_size=280)))
+    assert (tmp_path / "a.parts" / "plan.json").exists()
+    run(job(text, tmp_path / "a"))
+    assert inspect_pair(tmp_path / "a_text_document").problems == []
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_tokenizer_that_cannot_be_had_leaves_no_work_behind(text, tmp_path):
     wrong = tmp_path / "vocab.json"
     wrong.write_text("{}")
     with pytest.raises(DatasetError, match="are no vocabulary with its merges"):
         run(job(text, tmp_path / "a", tokenizer=Choice("gpt2-bpe", wrong, wrong)))
-    assert (tmp_path / "a.parts" / "plan.json").exists()
+    with pytest.raises(DatasetError, match="vocab_size = 5: at least 257"):
+        run(job(text, tmp_path / "a", tokenizer=Choice("train-bpe", vocab_size=5)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vocab.json", "x.jsonl"]
+
+
+@pytest.mark.parametrize("line", ['{"txt": "the cat"}', "no JSON", '{"text": ""}'])
+def test_input_without_text_is_the_fault_that_is_told_before_its_vocabulary(text, tmp_path, line):
+    """Of nothing a vocabulary of single bytes was learnt, which was not that of the folder."""
     run(job(text, tmp_path / "a"))
-    assert inspect_pair(tmp_path / "a_text_document").problems == []
+    before = sorted(tmp_path.iterdir())
+    text.write_text(f"{line}\n")
+    with pytest.raises(DatasetError, match="the input holds no text under 'text'"):
+        run(job(text, tmp_path / "b"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_a_folder_has_no_room_for_leaves_no_work_behind(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DatasetError, match="data of another vocabulary"):
+        run(job(text, tmp_path / "b", tokenizer=Choice("train-bpe", vocab_size=280)))
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_vocabulary_smaller_than_asked_for_is_said(text, tmp_path):

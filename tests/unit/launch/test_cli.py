@@ -1,6 +1,9 @@
+import subprocess
+
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.schema import Model
 from configs.study import default_study, load_study
 from launch import cli, run
@@ -45,6 +48,7 @@ def test_a_study_is_the_default_one_or_the_one_that_is_named(words):
     ("words", "message"),
     [
         (["--strid", "2"], r"unknown option '--strid': did you mean '--stride'\?"),
+        (["--lst"], r"unknown option '--lst': see --help$"),
         (["--timeout", "x"], r"--timeout.*'x'"),
         (["--timeout", "-1"], r"--timeout.*above 0"),
         (["--hang-timeout", "-1"], r"--hang-timeout.*0 or above"),
@@ -75,3 +79,14 @@ def test_a_switch_may_have_no_value_and_another_spelling():
     for words in ("--check_orth_error_acti", "--check-orth-error", "--check-orth-error=true"):
         assert read(words) == {"check_orth_error": "true"}
     assert read("--check-orth-error", "false") == {"check_orth_error": "false"}
+
+
+def test_the_help_says_what_of_the_results_stays_and_what_is_made_anew():
+    script = subprocess.run(
+        ["bash", "master-script.sh", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for text in (run.build_parser(STUDY).format_help(), script):
+        words = " ".join(text.partition("--results-dir DIR")[2].split())
+        assert "run folders stay" in words
+        assert "tables, figures and report are made anew" in words
+    assert "and stride, on a GPU auto too" in " ".join(script.split())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import make_point
+from configs.study import default_study, make_point
 from launch import records
 from launch.ds_json import deepspeed_config
 from launch.identity import code_facts
@@ -23,6 +23,7 @@ from launch.records import (
     disk_is_full,
     older as is_older,
     read_records,
+    results_of,
     sweep_dir,
 )
 
@@ -295,3 +296,11 @@ def test_a_folder_that_was_removed_is_said_and_survived(tmp_path, capsys):
     got = RunFolder(tmp_path / "gone", "a.log").record_end(Status("ok", 0, 1.0))
     assert got.status == "ok"
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_file_in_the_place_of_the_results_is_named_before_anything_starts(below, tmp_path):
+    (tmp_path / "file").touch()
+    given = Path(f"{tmp_path}/file{below}")
+    with pytest.raises(ConfigError, match=rf"--results-dir {given}: {tmp_path}/file is a file; gi"):
+        results_of(given, default_study())

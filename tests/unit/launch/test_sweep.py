@@ -51,6 +51,38 @@ def test_a_cpu_runs_a_sweeps_small_form_and_shows_the_full_one_on_request():
     assert models(planned(CPU, "--size", "full", sweep=stride)) == {"7B", "13B", "20B"}
 
 
+SMALL = "sweep 's' runs in its small form, since no GPU is used"
+NAMED = {"grid": {"model": ["1.3B", "3B"]}}
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "table", "line"),
+    [
+        (CPU, [], NAMED, f"{SMALL}: model tiny in place of 1.3B, 3B; --size full keeps"),
+        (GPU, ["--device", "cpu"], NAMED, f"{SMALL}: model tiny in place of 1.3B, 3B; --size"),
+        (CPU, [], {}, f"{SMALL}: model tiny in place of the largest that fits; --size full"),
+        (CPU, [], {"point": {"model": "tiny"}}, f"{SMALL}; --size full keeps"),
+        (CPU, ["--size", "full"], NAMED, ""),
+        (CPU, ["--size", "tiny"], NAMED, ""),
+        (CPU, ["--model", "tiny"], NAMED, ""),
+        (CPU, [], {"model": "tiny"}, ""),
+        (GPU, [], NAMED, ""),
+    ],
+)
+def test_a_plan_says_that_it_is_the_small_form_and_whose_place_that_takes(
+    machine, arguments, table, line
+):
+    sweep = make_sweep({"name": "s", "engines": [{"engine": "stock"}], **table})
+    form = planned(machine, *arguments, sweep=sweep).form
+    assert form.startswith(line) if line else form == ""
+
+
+def test_the_small_form_is_told_before_anything_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: CPU)
+    assert main(["--dry-run", "--results-dir", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.startswith("sweep 'basic' runs in its small form, since no GPU ")
+
+
 def set_points(*words, sweep=BASIC):
     given = build_parser(sweep.study).read(["--device", "cpu", *words])
     return make_plan(sweep, given, CPU).points
@@ -253,6 +285,33 @@ def test_a_full_dry_run_without_a_gpu_is_one_of_a_gpu(tmp_path, capsys, monkeypa
     assert "none here" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "more", [[], ["--device", "cpu"], ["--device", "cuda"], ["--model", "13B"]], ids=str
+)
+def test_a_dry_run_refuses_what_the_run_refuses_with_its_words(more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: CPU)
+    words = ["--sweep", "stride", "--size", "full", "--results-dir", str(tmp_path / "r"), *more]
+    assert main([*words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    told = [line for line in out.splitlines() if line.startswith("runs ")]
+    assert f"; {len(told)} of the points cannot run here\n" in out
+    with pytest.raises(ConfigError) as refused:
+        main(words)
+    reason = str(refused.value).partition("engine 'stock': ")[2]
+    assert told[0] == f"runs     no: {reason}"
+    assert all(line.startswith("runs     no: ") for line in told)
+    capsys.readouterr()
+    assert main([*words, "--dry-run", "--no-memory-check"]) == 0
+    assert capsys.readouterr().out.count("runs     yes: never run before") == len(told)
+
+
+def test_a_dry_run_of_one_point_says_whether_it_would_run(capsys, monkeypatch):
+    monkeypatch.setattr(run_command.feasibility, "probe_machine", lambda: CPU)
+    for words, text in (["tiny"], "yes"), (["7B-stride"], "no: about "):
+        assert run_command.main([*words, "--dry-run"]) == 0
+        assert f"\nruns     {text}" in capsys.readouterr().out
+
+
 def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(task_module, "data_prefix", lambda _given: pytest.fail("data was made"))
     assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
@@ -326,7 +385,8 @@ def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
     assert main([*words, "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
     assert "--engines: 'stock' is added, which the others are compared with" in out
-    assert out.count("skipped  needs a GPU, and this run has none") == 1
+    assert out.count("runs     no: needs a GPU, and this run has none") == 1
+    assert "; 1 of the points cannot run here\n" in out
     assert f"{tmp_path}/r/own/basic/" in out
 
 

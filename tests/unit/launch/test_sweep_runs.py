@@ -20,7 +20,7 @@ from launch.process.live import LiveLine
 from launch.process.machine_lock import LOCK_VARIABLE
 from launch.records import Driver, Status
 from launch.sweep import main
-from launch.sweep_runner import Request, run_all
+from launch.sweep_runner import Progress, Request, run_all
 from parse.records import LogError
 
 NAMES = ["tiny stock", "tiny all-host", "tiny stride 2"]
@@ -59,7 +59,13 @@ def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatc
             task_module.identity, "machine_and_checkout", lambda git=git: facts | git
         )
         progress = run_all(plan(fake_trainer("ok")), Request())
-    assert (progress.ok, progress.skipped) == (0, 3)
+    assert (progress.ok, progress.done) == (0, 3)
+    assert progress.text(3) == "3 runs: 3 ok before and not run again"
+    progress.ok = progress.running = 1
+    assert progress.text(5).endswith(
+        ": 1 ok, 3 ok before and not run again, 1 running in another call"
+    )
+    assert Progress(failed=2).text(2) == "2 runs: 0 ok, 2 failed"
 
 
 def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, monkeypatch, capsys):
@@ -72,7 +78,7 @@ def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, mon
     runs = index_of(plan(fake_trainer("ok")))["runs"]
     assert [run["older"] for run in runs] == [why] * 3
     progress = run_all(plan(fake_trainer("ok")), Request())
-    assert (progress.ok, progress.skipped) == (3, 0)
+    assert (progress.ok, progress.done) == (3, 0)
     assert f"[1/3] tiny stock: started: {why} (since log-" in capsys.readouterr().out
     assert not any("older" in run for run in index_of(plan(fake_trainer("ok")))["runs"])
 
@@ -122,7 +128,7 @@ def test_a_damaged_index_is_made_anew(plan, fake_trainer):
     the_plan = replace(plan(fake_trainer("ok")), asked=asked)
     run_all(the_plan, Request())
     (the_plan.folder / "sweep.json").write_text('{"points": ')
-    assert run_all(the_plan, Request()).skipped == 3
+    assert run_all(the_plan, Request()).done == 3
     assert len(index_of(the_plan)["runs"]) == 3
     assert index_of(the_plan)["asked"] == {"options": ["--lr", "1e-4"], "fields": {"lr": "1e-4"}}
 
@@ -224,7 +230,7 @@ def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
     )  # fmt: skip
     the_plan = plan(fake_trainer("fail"), other)
     progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
-    assert progress.skipped == 1
+    assert progress.done == 1
     (run,) = index_of(the_plan)["runs"]
     assert run["run_dir"].startswith("../basic/")
     assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
@@ -267,7 +273,9 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
         monkeypatch.setattr("launch.sweep.probe_machine", lambda: machine)
         given = ["--results-dir", str(tmp_path / "r"), "--trainer-module", fake_trainer("ok")]
         assert main([*given, "--no-report", *words]) == 0
-        return capsys.readouterr().out.splitlines()
+        small, *lines = capsys.readouterr().out.splitlines()
+        assert "runs in its small form" in small
+        return lines
 
     assert not call(CPU, "--only", "stock")[0].startswith("type")
     slow = replace(CPU, half_types=frozenset)
@@ -316,7 +324,7 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, fake_trainer
         wait_for(lambda: said.append(capsys.readouterr().out) or "its turn" in "".join(said))
         path.write_text(json.dumps(done))
     thread.join()
-    assert (went[0].failed, went[0].skipped) == (0, 3)
+    assert (went[0].failed, went[0].done) == (0, 3)
     assert {run["status"] for run in index_of(the_plan)["runs"]} == {"ok"}
 
 
