@@ -271,6 +271,17 @@ def train_compiled(trial, case):
     trial.see("breaks between them", sum(counters["graph_break"].values()))
 
 
+class Pair(torch.nn.Module):
+    """Two layers with names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
 def train_in_a_compiled_function(trial, case, eager_steps):
     """Of the user's own, which calls the model; some steps come before its first call."""
     torch._dynamo.reset()
@@ -286,7 +297,7 @@ def train_in_a_compiled_function(trial, case, eager_steps):
 for eager_steps in (0, 1):
     ROWS.compare(
         f"a function that is compiled calls the model, {eager_steps} steps before",
-        case=COMPILED[2].changed(accumulation=1),
+        case=Case(make=Pair, accumulation=1, zero={"stage": 2}),
         eager_steps=eager_steps,
     )(train_in_a_compiled_function)
 compiled_at_3 = functools.partial(train_compiled, case=COMPILED[3])
