@@ -95,13 +95,13 @@ def check_deepspeed(allow_unverified: bool = False) -> None:
     changed = changed_methods(checked)
     if not changed and how != "older":
         if how == "newer":
-            _say(f"DeepSpeed {installed} has the methods of {checked}, the newest that was checked")
+            say(f"DeepSpeed {installed} has the methods of {checked}, the newest that was checked")
         return
     says = f"DeepSpeed {installed} {_SAYS[how].format(checked)}"
     code = f"other code in {', '.join(changed)}" if changed else "no method differs from it"
     if not allow_unverified:
         raise UnsupportedDeepSpeedError(f"{says}: {code}; {_WAY_OUT}")
-    _say(f"{says}: {code}. With allow_unverified it is used all the same: BITS MAY NOT BE STOCK'S")
+    say(f"{says}: {code}. With allow_unverified it is used all the same: BITS MAY NOT BE STOCK'S")
 
 
 def installed_version() -> str:
@@ -141,7 +141,8 @@ def _nearest(installed: str) -> tuple[str, str]:
     return NEWEST, "newer"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Say something once on each machine, by DeepSpeed's logger."""
     from deepspeed.utils import logger
 
     if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -22,8 +22,10 @@ from deep_optimizer_states.adapter.guard import (
     check_deepspeed,
     installed_version,
     loses_gradients,
+    say,
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
+from deep_optimizer_states.op_locks import locks_of_ops
 
 if TYPE_CHECKING:  # they need pydantic or DeepSpeed; commands still say what is missing
     from deep_optimizer_states.adapter.zero3.gathers import GatherBarrier
@@ -61,7 +63,10 @@ def install(allow_unverified: bool = False) -> None:
     from deepspeed.runtime.zero.partition_parameters import Init
 
     from deep_optimizer_states.adapter.own_stream import synchronize
+    from deep_optimizer_states.core.kernels.host import build_folder
 
+    for lock in locks_of_ops(build_folder().parent):  # DeepSpeed waits for them and says nothing
+        say(str(lock))
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)

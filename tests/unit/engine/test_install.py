@@ -73,6 +73,21 @@ def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was(monkeypatch):
     assert methods() == before
 
 
+def test_a_lock_that_deepspeed_would_wait_for_is_named(monkeypatch, tmp_path):
+    """Whoever killed a build has left it; DeepSpeed waits for it without a word."""
+    lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    told = []
+    module = sys.modules[deep_optimizer_states.install.__module__]
+    monkeypatch.setattr(module, "say", told.append)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    deep_optimizer_states.install()
+    deep_optimizer_states.uninstall()
+    assert len(told) == 1
+    assert f"rm {lock}" in told[0]
+
+
 def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed):
     offload = {"device": "cpu", "prefetch_optimizer": 1, "part_grads_async": 1}
     offload["prefetch_optimizer_gap"] = 3

@@ -195,7 +195,7 @@ def build() -> Path:
         KernelError: No compiler, it failed (holds its messages), or the folder takes no files.
     """
     compiler = os.environ.get("CXX", "c++")
-    target = _build_folder() / f"host_adam-{_build_key(compiler)}.so"
+    target = build_folder() / f"host_adam-{_build_key(compiler)}.so"
     try:
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,8 @@ def _compile(compiler: str, target: Path) -> None:
         ) from error
 
 
-def _build_folder() -> Path:
+def build_folder() -> Path:
+    """Return the kernel's folder among those of torch's compiled extensions."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     base = Path(root) if root else Path.home() / ".cache" / "torch_extensions"
     return base / "deep_optimizer_states"
