@@ -8,6 +8,7 @@ method, of an object that torch has for this.
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ class Listener(Protocol):
 
 _stock: Any = Variable._execution_engine
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_listeners.clear)  # no update of theirs goes on there
 
 
 class _Engine(_ImperativeEngine):
