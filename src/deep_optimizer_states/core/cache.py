@@ -146,9 +146,12 @@ class Place(Buffers):
         return SENT_CHAIN if self.came_ahead else FETCHED_CHAIN
 
     def live(self, home: AdamTensors) -> AdamTensors:
-        """Return a tile's tensors where the newest of each is, before an update and after it."""
-        has_state = self.stays and self.content is not Content.NOTHING
-        master, exp_avg, exp_avg_sq = self.views_like(home.state) if has_state else home.state
+        """Return a tile's tensors where the newest of each is, before an update and after it.
+
+        State that is the same at home is read there: what came ahead may still be on its way.
+        """
+        is_newer = self.stays and self.content is Content.DIRTY
+        master, exp_avg, exp_avg_sq = self.views_like(home.state) if is_newer else home.state
         grad = self.grad if self.keeps_grad else home.grad
         return AdamTensors(master, exp_avg, exp_avg_sq, grad, home.weights)
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import threading
 from unittest import mock
 
 import torch
@@ -23,9 +24,11 @@ from seams import (
     HostRoom,
     LateScaled,
     Memory,
+    Sample,
     TileCache,
     cache,
     inside,
+    launcher,
     zero12,
 )
 
@@ -40,6 +43,7 @@ LIMIT = 60_000
 STAYS = {**STRIDE, "policy": "all-host", "device_memory_bytes": LIMIT}
 ALL_STAYS = {**STAYS, "device_memory_bytes": 10**9}
 AUTO = {**STAYS, "device_memory_bytes": "auto"}
+LIMIT_S = 60
 BEFORE = 3
 """Steps before those that are looked at: some state stays from the first on."""
 
@@ -160,6 +164,38 @@ def read_state_dict(engine):
 
 
 WRITES = (write_masters, set_masters, set_gradients)
+
+
+def repeated(_folder, stage):
+    """By state from before the update; what comes ahead arrives once that was looked at."""
+    is_looked_at, fetch = threading.Event(), TileCache._fetch
+
+    def fetch_late(cache, tile, place):
+        cache.device.h2d.submit("what holds it up", lambda: is_looked_at.wait(LIMIT_S))
+        fetch(cache, tile, place)
+
+    def look(work):
+        found = Sample(work)
+        is_looked_at.set()
+        return found
+
+    def act(trial):
+        engine = trial.open(CASE[stage])
+        for _ in range(BEFORE):
+            is_looked_at.clear()
+            trial.train(engine, 1)
+            write_masters(engine)  # all goes home, and comes again while backward runs
+
+    held_up = mock.patch.object(TileCache, "_fetch", fetch_late)
+    with held_up, mock.patch.object(launcher, "Sample", look):
+        ours = play(act, {**ALL_STAYS, "verify_every": 1})
+    assert is_looked_at.is_set()
+    same(ours, play(act, None))
+
+
+for stage in (2, 3):
+    name = f"an update is repeated while its state is still on its way, stage {stage}"
+    ROWS.check(name, stage=stage)(repeated)
 
 
 @ROWS.check("state that stays goes home where it may be written", between=write_masters)

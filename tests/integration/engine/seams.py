@@ -29,6 +29,7 @@ from deep_optimizer_states.core.host import ANYWHERE, HEADROOM, HostRoom
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind
 from deep_optimizer_states.core.update_worker import UpdateWorker
+from deep_optimizer_states.core.verify import Sample
 from deep_optimizer_states.errors import UnsupportedDeepSpeedError, UpdateError
 from deep_optimizer_states.state_reader import read_state
 
