@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
@@ -30,14 +31,12 @@ def turn(say: Callable[[str], object], share: bool = False) -> Iterator[None]:
     if lock is None:
         yield
         return
-    try:
+    with lock:
         _wait(lock, say)
         yield
-    finally:
-        os.close(lock)
 
 
-def _open(say: Callable[[str], object]) -> int | None:
+def _open(say: Callable[[str], object]) -> IO[bytes] | None:
     """The lock's file, made for all users; None, with a line of why, where it cannot be had."""
     given = os.environ.get(LOCK_VARIABLE)
     path = Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
@@ -46,13 +45,13 @@ def _open(say: Callable[[str], object]) -> int | None:
             # In /tmp the kernel may refuse to open for creation what another user has made.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
             path.chmod(0o666)
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0)
     except OSError as error:
         say(f"{path}: {error.strerror}; runs of others at the same time would not be noticed")
         return None
 
 
-def _wait(lock: int, say: Callable[[str], object]) -> None:
+def _wait(lock: IO[bytes], say: Callable[[str], object]) -> None:
     waits = False
     # No deadline: runs of others may take days. It is said, with the way out.
     while True:
