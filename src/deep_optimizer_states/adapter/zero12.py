@@ -697,7 +697,20 @@ class GradientTarget:
         self._gradients.write(self._part, source)
 
 
-class SettledMasters(list[Tensor]):
+class _LookedAfter(list[Any]):
+    """A list of stock's whose items are looked after when they are taken out.
+
+    ``list`` joins two lists without taking their items out, so that is written here.
+    """
+
+    def __add__(self, other: Any) -> Any:
+        return list(self) + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + list(self)
+
+
+class SettledMasters(_LookedAfter):
     """Stands in for Adam's list of a group's master weights: whoever takes one out may write it."""
 
     def __init__(self, masters: Iterable[Tensor], settle: Callable[[], None]) -> None:
@@ -716,7 +729,7 @@ class SettledMasters(list[Tensor]):
         return list, (list(self),)  # a copy is not of this optimizer
 
 
-class SettledFragments(list[int]):
+class SettledFragments(_LookedAfter):
     """Stands in for stock's list of a group's gradients: asked for one, it returns that in fp32."""
 
     def __init__(self, param_ids: Iterable[int], gradients: LateScaled) -> None:
