@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from deep_optimizer_states.errors import ConfigError
 from deep_optimizer_states.toml_io import Words, explain
@@ -30,7 +38,17 @@ GONE = {
 }
 """Keys of earlier releases, to what stands for them; each is to be left out."""
 
-NonNegative = Annotated[int, Field(ge=0, strict=True)]
+
+def _in_one_sentence(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:  # it has a sentence for each kind of value that there might be
+        raise ValueError('give a whole number of bytes, at least 0, or "auto"') from None
+
+
+Bytes = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=0, strict=True)], WrapValidator(_in_one_sentence)
+]
 Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic", "auto"]
 
 DEFAULT_TILE_NUMEL = 2**25
@@ -72,7 +90,7 @@ class Settings(BaseModel):
     """Update a tile during backward, once its gradients are final. Stage 3 only, in bf16 or fp32,
     with ``gradient_clipping`` 0, so that no norm is needed. No result depends on it, but a gradient
     that is not finite ends in an error instead of a skipped step."""
-    device_memory_bytes: Literal["auto"] | NonNegative = "auto"
+    device_memory_bytes: Bytes = "auto"
     """Device memory of a rank in which optimizer state may stay from step to step, its gradients
     beside it, in bytes; ``auto``: what forward and backward leave free, given back when others need
     it; 0: none. No result depends on it."""
@@ -83,7 +101,7 @@ class Settings(BaseModel):
     checkpoint: Literal["blocking", "background"] = "blocking"
     """``background``: ``save_checkpoint`` returns at once, and its files are filled while training
     goes on. The files are the same; ``latest`` names them once they are whole."""
-    checkpoint_memory_bytes: Literal["auto"] | NonNegative = "auto"
+    checkpoint_memory_bytes: Bytes = "auto"
     """Host memory of a rank in which a background checkpoint may keep copies of state that an
     update is about to overwrite, in bytes; ``auto``: half of its share of the memory that stayed
     free at the peak of training so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import textwrap
 from collections import Counter
@@ -30,6 +31,12 @@ from deep_optimizer_states.units import GIB
 ENGINES = {STOCK.name: STOCK, PLUGIN: None}
 ALIASES = {"zero3": STOCK.name, "vanilla": STOCK.name, "ours": PLUGIN}
 """Other names of engines, as earlier releases and the paper have them."""
+OPTIONS = {
+    "micro_batch_size": "--micro-batch",
+    "offload_ratio": "--ratio",
+    "subgroup_numel": "--subgroup",
+}
+"""Fields of a workload whose options are called otherwise."""
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as shells have it."""
 _EPILOG = """\
@@ -60,12 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
     except DeepOptimizerStatesError as error:
-        sys.stderr.write(f"plan: {error}\n")
+        sys.stderr.write(f"plan: {_by_option(str(error))}\n")
         return 2
     if sys.stdout.isatty():
         lines = [part for line in lines for part in _folded(line)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _by_option(message: str) -> str:
+    """Begin a message about a field of the workload with the option that sets it."""
+    option = OPTIONS.get(message.partition(" = ")[0])
+    return f"{option}: {message}" if option else message
 
 
 def _folded(line: str) -> list[str]:
@@ -141,9 +154,12 @@ def _gib(text: str) -> float | str:
     if text == AUTO:
         return text
     try:
-        return float(text) * GIB
+        number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give GiB, or {AUTO}") from None
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: give GiB, at least 0, or {AUTO}")
+    return number * GIB
 
 
 def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:

@@ -39,8 +39,9 @@ def test_defaults_are_the_documented_ones():
         ({"enabled": True, "tile_numel": 0}, r'"deep_optimizer_states.tile_numel" = 0'),
         ({"enabled": True, "tile_numel": 100}, r'"deep_optimizer_states.tile_numel" = 100'),
         ({"enabled": True, "host_memory_bytes": -1}, r"host_memory_bytes\" = -1: .*equal to 0"),
-        ({"device_memory_bytes": -1}, r"device_memory_bytes"),
-        ({"device_memory_bytes": "all"}, r"device_memory_bytes"),
+        ({"device_memory_bytes": -1}, r'device_memory_bytes" = -1: give a whole .* "auto"$'),
+        ({"device_memory_bytes": "1GB"}, r'_states.device_memory_bytes" = .1GB.: give a whole'),
+        ({"checkpoint_memory_bytes": 1.5}, r'_states.checkpoint_memory_bytes" = 1.5: give a whole'),
         (
             {"prefetch_memory_bytes": 9},
             r'prefetch_memory_bytes" = 9: leave it out; "device_memory_bytes" stands',

@@ -65,8 +65,9 @@ def test_below_stage_3_subgroups_are_tiles_and_room_is_given_in_gib():
     assert workload_of("--model", "7B").device_memory_bytes == "auto"
     for words, room in (("auto", "auto"), ("0", 0.0), ("2", 2.0 * 2**30)):
         assert workload_of("--model", "7B", "--device-memory", words).device_memory_bytes == room
-    with pytest.raises(SystemExit):
-        workload_of("--model", "7B", "--device-memory", "most")
+    for words in ("most", "-3", "inf"):
+        with pytest.raises(SystemExit):
+            workload_of("--model", "7B", "--device-memory", words)
 
 
 def workload_of(*words, machine="h100x4"):
@@ -80,7 +81,7 @@ def workload_of(*words, machine="h100x4"):
         (["--model", "9B"], "unknown model '9B': did you mean"),
         (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
         (["--engine", "zero"], "engine = 'zero': did you mean 'stock'"),
-        (["--ratio", "1.5"], "offload_ratio = 1.5"),
+        (["--ratio", "1.5"], "plan: --ratio: offload_ratio = 1.5"),
         (["--sequence-length", "-1"], "sequence_length = -1"),
         (["--stride", "2", "--policy", "all-host"], "stride = 2: policy 'all-host' has no"),
         (["--dtype", "fp32"], "dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
