@@ -259,7 +259,7 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
         forward_s=times * forward + forward_more_s,
         backward_s=back + flush,
         computed_s=times * computed + back,
-        layer_s=layer,
+        layer_s=layer + costs.layer_s * is_cut,
         head_s=head,
         flush_s=flush,
         outside_s=costs.iteration_s + times * costs.micro_batch_s + outside_more_s,

@@ -52,25 +52,25 @@ engine=stride-0.13 micro_batch_size=8 | 0.7017 1.67 0.5085 0 0.3254 45.68 20.3
 machine=cpu-only engine=stock dp=1 dtype=fp32 | 220.7 665.5 6.406 0 3.657 151.7 0
 machine=cpu-only model=tiny dp=1 policy=auto | 0.04695 0.08908 0.004873 0 0.003595 0.6752 0
 machine=cpu-only dp=1 policy=all-host | 217.7 651.1 3.803 0 3.013 100.2 0
-machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.617 0.2042 2.438 220.2 37.93
-policy=auto micro_batch_size=8 | 0.5916 1.664 0.3924 0.3623 0.2618 26.46 19.88
-accumulation=4 | 0.5964 1.389 0.2868 0.105 0.2618 29.43 11.26
-activation_checkpointing=False | 0.1491 0.2523 0.2868 0.105 0.2618 26.46 32.3
-materialized_attention=False | 0.1364 0.3133 0.2868 0.0927 0.2618 26.46 10.72
-hog_share=0.5 | 0.2255 0.5831 0.2871 0.1642 0.2618 26.46 11.26
-dp=1 | 0.1359 0.3549 0.5084 0.09921 0.5057 88.92 18.18
+machine=h200x1 model=20B dp=1 policy=auto | 0.2819 0.6855 2.617 0.2802 2.438 220.2 37.93
+policy=auto micro_batch_size=8 | 0.5916 1.664 0.3924 0.3634 0.2618 26.46 19.88
+accumulation=4 | 0.5964 1.389 0.2868 0.1385 0.2618 29.43 11.26
+activation_checkpointing=False | 0.1491 0.2523 0.2868 0.1385 0.2618 26.46 32.3
+materialized_attention=False | 0.1364 0.3133 0.2868 0.1262 0.2618 26.46 10.72
+hog_share=0.5 | 0.2255 0.5831 0.2871 0.1977 0.2618 26.46 11.26
+dp=1 | 0.1359 0.3549 0.5084 0.1338 0.5057 88.92 18.18
 just_in_time_forward=False | 0.1491 0.3515 0.2868 0 0.2618 26.46 11.26
-offload_ratio=0.5 | 0.1491 0.3515 0.1636 0.09094 0.1309 18.71 21.59
-policy=all-host | 0.1491 0.3515 0.3924 0.09921 0.2618 26.46 9.85
-policy=all-host h2d_bytes_per_s=4e9 | 0.1491 0.3515 0.7524 0.09921 0.7436 26.46 9.85
-policy=all-device | 0.1491 0.3515 0.4698 0.1072 0.2618 26.46 11.26
-policy=all-device d2h_both_bytes_per_s=2e10 | 0.1491 0.3515 0.6573 0.1155 0.2618 26.46 11.26
-policy=stride stride=2 | 0.1491 0.3515 0.311 0.1072 0.2618 26.46 11.26
-policy=stride stride=2 weights_at=cpu | 0.1491 0.3515 0.3 0.1054 0.2604 30.48 8.486
-policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.09507 0.1953 26.7 12.05
-gather_bytes_per_s=1e9 | 8.958 17.85 0.2868 0.105 0.2618 26.46 11.26
-host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.418 0.1072 0.4082 26.46 11.26
-host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.103 0.09921 1.933 26.46 11.26
+offload_ratio=0.5 | 0.1491 0.3515 0.1636 0.1255 0.1309 18.71 21.59
+policy=all-host | 0.1491 0.3515 0.3924 0.1338 0.2618 26.46 9.85
+policy=all-host h2d_bytes_per_s=4e9 | 0.1491 0.3515 0.7524 0.1338 0.7436 26.46 9.85
+policy=all-device | 0.1491 0.3515 0.4698 0.1418 0.2618 26.46 11.26
+policy=all-device d2h_both_bytes_per_s=2e10 | 0.1491 0.3515 0.6573 0.1501 0.2618 26.46 11.26
+policy=stride stride=2 | 0.1491 0.3515 0.311 0.1418 0.2618 26.46 11.26
+policy=stride stride=2 weights_at=cpu | 0.1491 0.3515 0.3 0.14 0.2604 30.48 8.486
+policy=ratio offload_ratio=0.75 weights_at=cpu | 0.1491 0.3515 0.3084 0.1296 0.1953 26.7 12.05
+gather_bytes_per_s=1e9 | 8.958 17.85 0.2868 0.1385 0.2618 26.46 11.26
+host_fused_parameters_per_s=((24,0.5e9),) | 0.1491 0.3515 0.418 0.1418 0.4082 26.46 11.26
+host_stream_bytes_per_s=((1,4e9),(96,80e9)) | 0.1491 0.3515 2.103 0.1338 1.933 26.46 11.26
 engine=stock stage=0 optimizer_at=none | 0.07893 0.3547 0.0661 0 0 5.369 119.6
 engine=stock stage=1 optimizer_at=none | 0.07893 0.3643 0.06114 0 0 5.369 47.98
 engine=stock stage=2 optimizer_at=none overlaps=True | 0.07893 0.2751 0.06114 0 0 5.369 42.29
@@ -79,10 +79,10 @@ engine=stock stage=2 accumulation=4 | 0.3157 2.051 0.8452 0 0.3139 43.57 15.6
 engine=stock optimizer_at=none weights_at=cpu | 0.1491 0.3459 0.06709 0 0 9.664 27.7
 stage=2 dp=1 policy=stride stride=2 | 0.07893 0.2973 1.057 0.08526 0.5057 89.33 18.01
 stage=2 policy=stride stride=2 | 0.07893 0.3699 0.3412 0 0.2618 26.87 18.01
-masters=bf16 moments=bf16 | 0.1491 0.3515 0.1894 0.1023 0.1757 17.53 10.65
+masters=bf16 moments=bf16 | 0.1491 0.3515 0.1894 0.1369 0.1757 17.53 10.65
 engine=stock activation_checkpointing=False | 0.1491 0.2634 0.8943 0 0.3254 35.03 30.89
 engine=stock bucket_numel=10000000 micro_batch_size=4 | 0.3388 0.9089 0.8943 0 0.3254 35.03 10.78
-model=13B | 0.2298 0.5711 0.5406 0.1589 0.4979 45.24 14.44
+model=13B | 0.2298 0.5711 0.5406 0.2021 0.4979 45.24 14.44
 """
 """What differs from 7B on four H100s with policy dynamic, and what is predicted then:
 seconds of forward, backward, update, what of that is hidden and its bound; 1e9 bytes of host
