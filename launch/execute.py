@@ -73,9 +73,10 @@ def execute(task: Task, options: RunOptions, live: LiveLine | None = None) -> Ou
         status = Status(INTERRUPTED, cause="the launcher was stopped")
         raise
     finally:
-        # Whatever the status comes to say: the next call must not wait for this run.
-        runs_of_this_process.discard(job.token)
-        status = folder.record_end(status)
+        try:
+            status = folder.record_end(status)
+        finally:  # whatever the status comes to say: the next call must not wait for this run
+            runs_of_this_process.discard(job.token)
     return Outcome(folder, status, ending.stop_signal)
 
 

@@ -17,6 +17,7 @@ ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "stock"}]}
 ERRORS = ("MemoryError", "OSError", "RuntimeError", "KeyboardInterrupt")
 ANSWERS = (
     r"^OSError at process/supervise.py:Members\._has, ",  # a process that ended meanwhile
+    r"^OSError at launchers.py:free_port, before (bind|getsockname)",  # somebody has the port
     # A file that is not made yet, a process that is gone.
     r"^OSError at process/watch.py:(GrowingFile\.|_name|_text_of)",
     r"^OSError at process/live.py:.* before (write|flush)",  # nobody reads the line
