@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torch
@@ -210,6 +211,27 @@ def looked_at_or_written(_folder, between, stage=3):
     held = stay(between=between, stage=stage)
     assert all(held[::2])
     assert all(held[1::2]) == (between not in WRITES)
+
+
+def on_another_thread(call):
+    def run(*args):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.no_grad()(call), *args).result(LIMIT_S)
+
+    return run
+
+
+@ROWS.check("backward runs on another thread, as beside a GPU", stage=3)
+@ROWS.check("backward runs on another thread, as beside a GPU, stage 2", stage=2)
+def backward_elsewhere(_folder, stage):
+    name = "process_gradients" if stage == 2 else "reduce_ready_partitions_and_remove_grads"
+    with Trial(ALL_STAYS) as trial:
+        engine = trial.open(CASE[stage])
+        setattr(engine.optimizer, name, on_another_thread(getattr(engine.optimizer, name)))
+        trial.train(engine, BEFORE)
+        assert cache_of(engine).tiles
+        train_on(trial, engine, 6)
+    same(trial, stock(stage, None, 6))
 
 
 @MORE.check("gradients that are set where state stays, stage 2")
