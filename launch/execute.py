@@ -64,8 +64,8 @@ def execute(task: Task, options: RunOptions, live: LiveLine | None = None) -> Ou
 
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
-    runs_of_this_process.add(job.token)
     try:
+        runs_of_this_process.add(job.token)
         shown = None if options.raw or live is None else live
         ending = supervise(job, monitor if options.monitor_s else None, options.raw, shown)
         status = _judged(ending, folder, task.point, options.trainer)

@@ -17,7 +17,8 @@ ONE = {"name": "one", "model": "tiny", "engines": [{"engine": "stock"}]}
 ERRORS = ("MemoryError", "OSError", "RuntimeError", "KeyboardInterrupt")
 ANSWERS = (
     r"^OSError at process/supervise.py:Members\._has, ",  # a process that ended meanwhile
-    r"^OSError at launchers.py:free_port, before (bind|getsockname)",  # somebody has the port
+    r"^OSError at launchers.py:(_keep|free_port, before (bind|getsockname))",  # it is taken
+    r"^OSError at records.py:disk_is_full, before statvfs",  # nobody knows
     # A file that is not made yet, a process that is gone.
     r"^OSError at process/watch.py:(GrowingFile\.|_name|_text_of)",
     r"^OSError at process/live.py:.* before (write|flush)",  # nobody reads the line
