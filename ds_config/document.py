@@ -76,8 +76,8 @@ def _note_syntax(document: Document, text: str, reader: Reader) -> None:
     try:
         json.loads(text)
         return
-    except json.JSONDecodeError as error:
-        strict = str(error)
+    except ValueError as error:  # a number of thousands of digits, which json refuses, too
+        strict = str(error).partition(";")[0]
     if not document.table:
         raise ConfigError(f"{document.source}: is no JSON: {strict}")
     is_read = _deepspeed_reads(text, document.table)

@@ -126,7 +126,7 @@ class Reader:
             self._note("has no { } around it, and was taken as if it had")
             return self._members("", self._column())
         if (start := self._text.find("{", self._at)) < 0:
-            with contextlib.suppress(json.JSONDecodeError):
+            with contextlib.suppress(ValueError):
                 return json.loads(self._text)
             raise self._error("a configuration begins with {")
         self._note(f"{short(self._text[self._at : start].strip())} is read over")
@@ -302,7 +302,7 @@ class Reader:
         start, self._at = self._at, self._at + len(text)
         try:
             return json.loads(text)
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or more digits than Python reads
             pass
         if text.lower() in _CONSTANTS:
             value: Any = _CONSTANTS[text.lower()]

@@ -286,4 +286,5 @@ def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any, least: float = -math.inf) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and least <= value < math.inf

@@ -43,13 +43,18 @@ PARTS: dict[str, dict[str, Any]] = {
     "sc": {"grad_comp": True, "selective_grad_comp": True, "use_error_feedback": True},
 }
 """Parts that ``+`` puts together; ``cb-all`` compresses all messages, not the epilogue's alone."""
-ALL = ("uncompressed", "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-all+fe+sc")
+UNCOMPRESSED = "uncompressed"
+"""The scheme that ``times_faster`` compares with."""
+ALL = (UNCOMPRESSED, "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-all+fe+sc")
 """Schemes of ``--scheme all``: the published ones, and two with all messages compressed."""
 _NUMBERS = ("inter_grad_comp_rank", "grad_comp_rank", "selective_grad_comp_way")
+SLOWEST_GBIT, FASTEST_GBIT = 1e-6, 1e6
+"""Links that ``--links`` takes, Gb/s a node; beyond them times lose their digits."""
 _EPILOG = f"""\
 schemes: {", ".join(PARTS)}, and several with '+' between them; 'all' is
 {", ".join(ALL)}.
-Nothing is run: every time is simulated. SC is taken as after its warm-up."""
+Nothing is run: every time is simulated; times_faster is beside uncompressed.
+SC is taken as after its warm-up."""
 Shape = tuple[int, ...]
 
 
@@ -557,9 +562,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 name: predict(
                     workload, one, cluster.costs(workload, one, given.dtype, gbit, copies)
                 )
-                for name, one in schemes.items()
+                for name, one in {UNCOMPRESSED: settings_of(UNCOMPRESSED), **schemes}.items()
             }
-            rows += _rows(gbit, found)
+            rows += _rows(gbit, found, list(schemes))
     except (PredictionError, SettingsError) as error:
         sys.stderr.write(f"predict: {error}\n")
         return 2
@@ -567,16 +572,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rows(gbit: float, found: dict[str, Prediction]) -> Iterator[dict[str, Any]]:
-    times = [one.iteration_s for one in found.values()]
-    for scheme, one in found.items():
+def _rows(
+    gbit: float, found: dict[str, Prediction], schemes: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    best_s = min(found[scheme].iteration_s for scheme in schemes)
+    for scheme in schemes:
+        one = found[scheme]
         yield {
             "kind": "simulated",
             "link": f"{gbit:g} Gb/s",
             "scheme": scheme,
             "iteration_ms": round(one.iteration_s * 1e3, 1),
-            "times_faster": round(times[0] / one.iteration_s, 3),
-            "best": "best" if one.iteration_s == min(times) else "",
+            "times_faster": round(found[UNCOMPRESSED].iteration_s / one.iteration_s, 3),
+            "best": "best" if one.iteration_s == best_s else "",
             **{f"{kind}_mb": round(nbytes / 1e6, 3) for kind, nbytes in one.sent_bytes.items()},
         }
 
@@ -622,6 +630,8 @@ def _rates(text: str) -> list[float]:
         rates = [float(word) for word in text.split(",")]
     except ValueError:
         rates = [0.0]
-    if not all(0 < rate < float("inf") for rate in rates):
-        raise argparse.ArgumentTypeError(f"{text!r}: give positive rates, as 0.1,1,10")
+    if not all(SLOWEST_GBIT <= rate <= FASTEST_GBIT for rate in rates):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give rates from {SLOWEST_GBIT:g} to {FASTEST_GBIT:g}, as 0.1,1,10"
+        )
     return rates

@@ -98,9 +98,8 @@ def test_an_index_page_says_what_the_wheel_is_and_links_nothing_that_it_lacks(wh
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         about = email.message_from_bytes(archive.read(name))
     assert "ZeRO stages 1, 2 and 3" in about["Summary"]
-    assert tuple(re.match(r"[\w-]+", text)[0] for text in about.get_all("Requires-Dist")) == (
-        REQUIRED
-    )
+    needed = (re.match(r"[\w-]+", text)[0] for text in about.get_all("Requires-Dist"))
+    assert tuple(dict.fromkeys(needed)) == REQUIRED  # torch stands there once for each Python
     text = about.get_payload(decode=True).decode()
     assert "deep_optimizer_states.install()" in text
     links = re.findall(r"\]\(([^)]*)\)", text)
@@ -182,7 +181,7 @@ def test_calibrate_writes_a_profile_that_plan_reads_beside_its_models(run, tmp_p
     profile = tmp_path / "machine.toml"
     run("-m", "deep_optimizer_states", "calibrate", "-o", profile)
     out = run("-m", "deep_optimizer_states", "plan", "--model", "tiny", "--machine", profile)
-    assert "with engine ours on machine" in out
+    assert "with engine plugin on machine" in out
 
 
 def test_a_program_that_does_not_know_the_plugin_trains_with_the_installed_one(

@@ -17,24 +17,30 @@ nothing is left to do for the others.
 [Note: unseen reads] A module that was compiled or scripted reads weights without telling anybody,
 and compiled code goes by the class that a parameter had when it was compiled. With such a module in
 the model, or with a parameter of a class of its own, ``step()`` waits for the whole update. So it
-does from the first time that a hook finds itself in a user's function that is compiled.
+does from the first time that a hook finds itself in a user's function that is compiled. A function
+that gets a weight as an argument is compiled when nothing is in flight; if that happens again and
+again, since the class is another each time, ``step()`` waits as well.
 
 [Note: evaluation] In evaluation some of torch's layers have a shorter way with other bits, which
-they take only if all weights below them are plain parameters. So there a module waits for all
-parameters below it.
+they take only if all weights below them are plain parameters, and no module below them has a hook.
+So there a module waits for all parameters below it. In these layers no module has a hook but while
+something is in flight, and the layer's own goes before its forward looks. In training the class of
+their parameters is enough.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module, Parameter, TransformerEncoderLayer as EncoderLayer
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from deep_optimizer_states.adapter.barrier import Barrier
 
@@ -51,6 +57,8 @@ _READS_NO_WEIGHT = frozenset(
     ]
 )
 """What optimizers, frameworks and logs ask of parameters between two iterations."""
+MOST_COMPILED = 4
+"""Updates in flight that may meet a compiler, half of what torch compiles of one function."""
 
 
 class InFlight(Parameter):
@@ -124,20 +132,27 @@ class WeightsInFlight:
         self.is_up = False
         """Whether there are parameters that nobody has waited for."""
         self.is_compiled = False
-        """Whether a hook was compiled as a part of a user's function."""
+        """Whether compiled code that is no module reads weights, see [Note: unseen reads]."""
+        self._num_compiled = 0
         self._pass: Callable[[Parameter], None] = self._wait_for
         self._hooks = [
             module.register_forward_pre_hook(self._hook_of(module), prepend=True)
-            for module in get_module().modules()
-            if not isinstance(module, torch.jit.ScriptModule)
+            for module in hookable(get_module())
         ]
+        layers = [it for it in get_module().modules() if isinstance(it, EncoderLayer)]
+        self._layers = [(it, _BeforeEncoderLayer(self, *self._params_of(it))) for it in layers]
+        self._while_up: dict[Module, RemovableHandle] = {}
 
     def _hook_of(self, module: Module) -> _BeforeForward:
+        return _BeforeForward(self, *self._params_of(module))
+
+    def _params_of(self, module: Module) -> tuple[list[Parameter], list[Parameter]]:
+        """Return those of a module itself, and all below it."""
         own, below = (
             [param for param in module.parameters(recurse) if id(param) in self._params]
             for recurse in (False, True)
         )
-        return _BeforeForward(self, own, below)
+        return own, below
 
     @property
     def may_wait(self) -> bool:
@@ -154,10 +169,15 @@ class WeightsInFlight:
 
     def put_up(self) -> None:
         """Let whoever reads a weight from now on wait for its tiles."""
-        if "torch._dynamo" in sys.modules and self._pass == self._wait_for:
-            # A function that is compiled by itself may come past here; it must not see this.
-            self._pass = torch.compiler.disable(self._wait_for)  # type: ignore[no-untyped-call]
+        if "torch._dynamo" in sys.modules:
+            if self._pass == self._wait_for:
+                # A function that is compiled by itself may come past here; it must not see this.
+                self._pass = torch.compiler.disable(self._wait_for)  # type: ignore[no-untyped-call]
+            _listen_to_compiler()
+            _up.add(self)
         self.is_up = True
+        for layer, hook in self._layers:
+            self._while_up[layer] = layer.register_forward_pre_hook(hook, prepend=True)
         for key, param in self._params.items():
             self._waiting[key] = param
             param.__class__ = self._class
@@ -186,6 +206,13 @@ class WeightsInFlight:
         for param in list(self._waiting.values()):
             self.let_through(param)
 
+    def before_compiling(self) -> None:
+        """Let all through, so that a compiler sees parameters as they are otherwise."""
+        if self.is_up:
+            self._num_compiled += 1
+            self.is_compiled = self.is_compiled or self._num_compiled >= MOST_COMPILED
+            self.let_all_through()
+
     def give_back(self) -> None:
         """Let everybody read every parameter: no update is in flight."""
         for param in list(self._waiting.values()):
@@ -201,6 +228,42 @@ class WeightsInFlight:
         param.__class__ = Parameter
         self._waiting.pop(id(param), None)
         self.is_up = bool(self._waiting)
+        if not self.is_up:
+            for layer in list(self._while_up):
+                self.unhook(layer)
+
+    def unhook(self, layer: Module) -> None:
+        """Leave an encoder layer without a hook, see [Note: evaluation]."""
+        if layer in self._while_up:
+            self._while_up.pop(layer).remove()
+
+
+_up: weakref.WeakSet[WeightsInFlight] = weakref.WeakSet()
+
+
+def _listen_to_compiler() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    if _before_compiling not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_before_compiling)
+
+
+def _before_compiling(*_args: Any) -> None:
+    for weights in list(_up):
+        weights.before_compiling()
+
+
+def hookable(model: Module) -> Iterator[Module]:
+    """Return the modules of a model that may have a hook, see [Note: evaluation]."""
+    inside = {
+        id(part)
+        for layer in model.modules()
+        if isinstance(layer, EncoderLayer)
+        for part in layer.modules()
+    }
+    for module in model.modules():
+        if id(module) not in inside and not isinstance(module, torch.jit.ScriptModule):
+            yield module
 
 
 class ModuleHook:
@@ -227,10 +290,20 @@ class _BeforeForward(ModuleHook):
             if weights.is_up:
                 torch.compiler.disable(weights.let_all_through)()  # type: ignore[no-untyped-call]
         elif weights.is_up:
-            # See [Note: evaluation].
-            for param in self._own if module.training else self._below:
+            # See [Note: evaluation]. A transform hides the class of what it works on.
+            is_seen = module.training and not torch._C._are_functorch_transforms_active()
+            for param in self._own if is_seen else self._below:
                 if isinstance(param, InFlight):
                     weights.let_through(param)
+
+
+class _BeforeEncoderLayer(_BeforeForward):
+    """Is gone before the forward begins that it waits for."""
+
+    def __call__(self, module: Module, args: Any) -> None:
+        super().__call__(module, args)
+        if not module.training:
+            self._weights.unhook(module)
 
 
 def _hook_of_a_copy() -> Callable[..., None]:

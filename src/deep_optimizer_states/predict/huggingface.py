@@ -88,8 +88,12 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
     Raises:
         ModelError: transformers is not installed, does not know the type or refuses a size.
     """
-    table = _text_part(table)
+    whole, table = table, _text_part(table)
+    _refuse_no_layers(table, source)
     config = _config_of(table, source)
+    name = str(table.get("_name_or_path") or table["model_type"])
+    if whole is not table:
+        name += f" (the text part of {whole.get('model_type') or 'its model'} alone)"
     import torch
 
     with _refused_as(f"{source}: memory is not known of such a model"):
@@ -103,7 +107,7 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
         outputs = getattr(output, "weight", inputs)
         longest = _value(config, "max_position_embeddings")
         return CountedModel(
-            name=str(table.get("_name_or_path") or table["model_type"]),
+            name=name,
             hidden=inputs.shape[1],
             ffn=_first_number(config, FFN_WIDTHS) or FFN_OF_HIDDEN * inputs.shape[1],
             layers=num_layers,
@@ -117,6 +121,16 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
             ),
             tied_numel=inputs.numel() * (output is not None and outputs is inputs),
             has_experts=any(_value(config, name) for name in EXPERT_COUNTS),
+        )
+
+
+def _refuse_no_layers(table: Mapping[str, Any], source: str) -> None:
+    counts = {name: table[name] for name in (*LAYER_COUNTS, "n_layer", "n_layers") if name in table}
+    numbers = {name: count for name, count in counts.items() if type(count) is int}
+    if numbers and (sum(numbers.values()) < 1 or min(numbers.values()) < 0):
+        raise ModelError(
+            f"{source}: {', '.join(f'{name} = {count}' for name, count in numbers.items())}: "
+            "give at least 1"
         )
 
 

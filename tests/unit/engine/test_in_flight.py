@@ -4,12 +4,20 @@ import copy
 import io
 import pickle
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
-from torch.nn import Linear, Parameter, Sequential, functional as F
+from torch.nn import (
+    Linear,
+    Parameter,
+    Sequential,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+    functional as F,
+)
 
-from deep_optimizer_states.adapter.in_flight import InFlight, WeightsInFlight
+from deep_optimizer_states.adapter.in_flight import MOST_COMPILED, InFlight, WeightsInFlight
 from deep_optimizer_states.errors import UpdateError
 
 
@@ -163,8 +171,59 @@ def test_a_function_that_was_compiled_by_itself_waits(fixture):
         fixture.weights.put_up()
         fixture.barrier.waited_for.clear()
         assert compiled(weight, x) == expected
-        assert set(fixture.waited_for) == {"0.weight"}
+        assert "0.weight" in fixture.waited_for
         assert type(weight) is Parameter
+
+
+def test_a_function_that_compiles_as_a_whole_gets_plain_parameters_until_step_waits(fixture):
+    compiled = torch.compile(lambda weight, x: x @ weight, backend="eager", fullgraph=True)
+    weight, x = fixture.model[0].weight, torch.ones(2, 3)
+    fixture.weights.give_back()
+    compiled(weight, x)  # the compiler is imported by whoever asks for it first
+    num_steps = 0
+    while fixture.weights.may_wait:
+        fixture.weights.put_up()
+        fixture.barrier.waited_for.clear()
+        assert torch.equal(compiled(weight, x), x @ weight)
+        assert "0.weight" in fixture.waited_for
+        num_steps += 1
+    assert num_steps == MOST_COMPILED
+
+
+@pytest.fixture
+def shorter(monkeypatch):
+    """Counts how often torch's encoder layer takes its shorter way."""
+    counted = mock.Mock(wraps=torch._transformer_encoder_layer_fwd)
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
+    return counted
+
+
+@pytest.mark.parametrize("part", ["model", "encoder", "layer"])
+def test_an_encoder_layer_takes_its_shorter_way_in_evaluation(shorter, part):
+    fixture = Fixture(lambda: Sequential(TransformerEncoder(encoder_layer(), 2), Linear(4, 4)))
+    model = fixture.model.eval()
+    called = {"model": model, "encoder": model[0], "layer": model[0].layers[1]}[part]
+    num_layers = sum(isinstance(it, TransformerEncoderLayer) for it in called.modules())
+    for times in (1, 2):
+        with torch.no_grad():
+            called(torch.ones(1, 2, 4))
+        assert shorter.call_count == times * num_layers  # and at rest, the second time
+    assert {name for name, it in called.named_parameters() if isinstance(it, InFlight)} == set()
+    fixture.weights.give_back()
+    inside = [it for layer in model[0].layers for it in layer.modules()]
+    assert not any(it._forward_pre_hooks for it in inside)
+
+
+def test_in_training_an_encoder_layer_waits_for_what_it_reads():
+    fixture = Fixture(lambda: Sequential(encoder_layer(), encoder_layer()))
+    fixture.model[0](torch.ones(1, 2, 4))
+    assert set(fixture.waited_for) == {
+        f"0.{name}" for name, _ in encoder_layer().named_parameters()
+    }
+
+
+def encoder_layer():
+    return TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
 
 
 class Scaled(Parameter):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import Linear, Sequential, Tanh
+from torch.nn import Linear, Sequential, Tanh, TransformerEncoderLayer
 
 from deep_optimizer_states.adapter.residency import LooksInForward, Residency
 
@@ -14,9 +14,10 @@ from deep_optimizer_states.adapter.residency import LooksInForward, Residency
 class Watched:
     """A model of three modules that own parameters, before whose forwards looks are counted."""
 
-    def __init__(self):
+    def __init__(self, model=None):
         self.num_looks = 0
-        self.model = Sequential(Linear(2, 2), Tanh(), Sequential(Linear(2, 2)), Linear(2, 2))
+        own = Sequential(Linear(2, 2), Tanh(), Sequential(Linear(2, 2)), Linear(2, 2))
+        self.model = model or own
         self.looks = LooksInForward(self.model, self.look)
 
     def look(self):
@@ -38,6 +39,14 @@ def test_every_module_that_owns_parameters_looks_before_it_runs(watched):
     watched.model(torch.ones(1, 2))
     assert watched.num_looks == 6
     assert not any(module._forward_pre_hooks for module in watched.model.modules())
+
+
+def test_in_an_encoder_layer_nobody_looks_and_who_contains_it_does():
+    """With a hook in it the layer would not take torch's shorter way."""
+    watched = Watched(Sequential(Sequential(TransformerEncoderLayer(4, 2, 8)), Tanh()))
+    watched.model(torch.ones(1, 2, 4))
+    assert watched.num_looks == 2
+    assert not any(it._forward_pre_hooks for it in watched.model[0][0].modules())
 
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
