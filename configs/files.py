@@ -65,7 +65,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8-sig"))  # editors may begin it with a mark
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

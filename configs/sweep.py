@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.files import read_toml
@@ -31,6 +32,12 @@ Values = Annotated[list[Any], Field(min_length=1)]
 Grid = Annotated[dict[str, Values], BeforeValidator(_lists)]
 
 
+MOST_REPEATS = 1000
+"""Of a sweep; each is a run of minutes."""
+TAKEN_NAMES = r"single|simulated-.*"
+"""Folders beside those of sweeps: runs started one by one, and predictions."""
+
+
 class _Form(Table):
     """The runs of a sweep, at one size."""
 
@@ -42,7 +49,7 @@ class _Form(Table):
     """Points to leave out: those that have one of the values given in every field given."""
     engines: tuple[Grid, ...] = ()
     """Engines that run every cell, in this order; a list of values stands for one engine each."""
-    repeats: PositiveInt = 1  # how often the whole list is run
+    repeats: PositiveInt = Field(default=1, le=MOST_REPEATS)  # how often the whole list is run
 
     @model_validator(mode="after")
     def _each_field_is_given_once(self) -> Self:
@@ -77,6 +84,13 @@ class Sweep(_Form):
     sweep's."""
     study: Study
     """Whose engines and fields it has; no field of the file."""
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_folder_of_its_own(cls, name: str) -> str:
+        if re.fullmatch(TAKEN_NAMES, name):
+            raise ValueError("the results folder of that name is for other runs; choose another")
+        return name
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:

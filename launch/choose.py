@@ -29,7 +29,7 @@ def choose_points(
     chosen: set[str] = set()
     for word in only:
         found = _meant(word, points)
-        if not found:
+        if not found or not word.strip():  # which is a part of every name
             raise ConfigError(explain.unknown("point", word, names))
         chosen.update(found)
     return [name for name in names if name in chosen] if only else names

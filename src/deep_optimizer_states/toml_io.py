@@ -68,7 +68,7 @@ def _sentence(item: Any, known: Collection[str], words: Words) -> str:
 def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
     """Read a TOML file; what cannot be read or is not valid raises ``wrong``, with a sentence."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors may begin it so
     except OSError as error:
         raise wrong(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -94,6 +94,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
             read_toml(path)
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert read_toml(path) == {"a": 1}
+
+
 def test_tensor_parallel_ranks_pad_the_vocabulary_further():
     model = STUDY.load_model("7B")[0]
     assert [model.padded_vocab_size(tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]

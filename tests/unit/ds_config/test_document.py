@@ -30,6 +30,15 @@ def test_strict_json_is_read_as_it_is(table, indent, is_ascii):
     assert all(place.is_choice for place in reader.places)
 
 
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
+def test_numbers_that_are_too_large_are_faults(tmp_path, capsys, number):
+    path = tmp_path / "ds.json"
+    path.write_text(f'{{"train_batch_size": {number}}}')
+    assert explain_or_advise(["explain", path]) == 1
+    said = capsys.readouterr().out
+    assert "train_batch_size" in said.partition("Key by key")[0]
+
+
 PIECES = [
     "{",
     "}",

@@ -186,6 +186,12 @@ def test_any_part_of_what_is_printed_chooses_points(only, found):
     assert choose_points(points.points(None), [only]) == found
 
 
+@pytest.mark.parametrize("word", ["", " "])
+def test_an_empty_word_chooses_no_point(word):
+    with pytest.raises(ConfigError, match=f"unknown point '{word}'"):
+        choose_points(planned(CPU).points, [word])
+
+
 def test_a_setting_that_no_name_tells_chooses_points():
     points = load_sweep("models").small().points(None)
     assert choose_points(points, ["8 layers"]) == [p.name for p in points if p.model.layers == 8]

@@ -186,6 +186,19 @@ def test_the_command_marks_everything_as_simulated(capsys):
     assert float(faster) > 1
 
 
+def test_a_scheme_alone_is_compared_with_no_compression(capsys):
+    both = run_command(capsys, "--model", "2.5B", "--links", "1", "--scheme", "uncompressed,cb")
+    alone = run_command(capsys, "--model", "2.5B", "--links", "1", "--scheme", "cb")
+    assert alone[1].splitlines()[-1].split() == both[1].splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("rate", ["1e-320", "1e305", "0", "nan"])
+def test_links_that_no_node_has_are_refused(capsys, rate):
+    with pytest.raises(SystemExit):
+        main(["--model", "2.5B", "--links", rate])
+    assert f"{rate!r}: give rates from 1e-06 to 1e+06" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

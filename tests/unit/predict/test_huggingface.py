@@ -203,6 +203,8 @@ def test_layers_that_differ_are_all_counted():
         ('{"text_config": 3}', "model_type = 'None': "),
         (json.dumps({**LLAMA, "vocab_size": "many"}), "vocab_size"),
         (json.dumps({**LLAMA, "hidden_size": -8}), "transformers"),
+        (json.dumps({**LLAMA, "num_hidden_layers": -2}), "num_hidden_layers = -2: give at least 1"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers = 0: give at least 1"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_name(tmp_path, text, message):
@@ -213,6 +215,12 @@ def test_a_config_that_cannot_be_is_refused_by_name(tmp_path, text, message):
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_of_a_model_with_several_parts_it_is_said_that_one_is_counted():
+    whole = {"model_type": "llava", "text_config": LLAMA, "vision_config": {}}
+    assert model_of_config(whole).name == "llama (the text part of llava alone)"
+    assert model_of_config(LLAMA).name == "llama"
 
 
 def test_without_transformers_it_is_said_what_is_missing(monkeypatch):
