@@ -87,6 +87,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
     from configs.sources import MEASURED
+    from parse.run import INCOMPLETE
     from parse.verdict import log_notes
 
     count = len(run.log.iterations)
@@ -96,6 +97,8 @@ def _notes(run: Run, warmup: int) -> Iterator[str]:
         yield "no iteration in it"
     elif run.source == MEASURED and warmup >= count:
         yield f"all {count} iterations are warm-up (--warmup {warmup})"
+    if run.status == INCOMPLETE:
+        yield run.cut_short
     if run.loss.failed:
         yield f"the loss is {run.loss.text}"
 

@@ -34,6 +34,8 @@ from parse.records import (
 )
 from parse.verdict import FAILED, LossVerdict, judge_log
 
+INCOMPLETE = "incomplete"
+"""Status of a run that ended well, and of whose iterations not all are there any more."""
 SWEEP_FILE = "sweep.json"
 MONITOR_FILE = "monitor.jsonl"
 SAMPLE_COLUMNS = (
@@ -141,10 +143,47 @@ class Run:
     def status(self) -> str:
         """``ok``, ``failed``, ...; empty when not recorded.
 
-        A run that ended well but whose loss failed has the word of its loss, such as ``nan``.
+        A run that ended well but whose loss failed has the word of its loss, such as ``nan``; one
+        whose files were cut since is :data:`INCOMPLETE`.
         """
         recorded = str(self.status_json.get("status") or "")
-        return self.loss.word if recorded == "ok" and self.loss.failed else recorded
+        if recorded == "ok" and self.loss.failed:
+            return self.loss.word
+        return INCOMPLETE if recorded in ("", "ok") and self.cut_short else recorded
+
+    @property
+    def cut_short(self) -> str:
+        """How many iterations are there, where the last of its point is not; otherwise empty."""
+        wanted, records = self._last_iteration, self.log.iterations
+        if self.source != MEASURED or not records or records[-1].iteration >= wanted:
+            return ""
+        asked = wanted - records[0].iteration + 1
+        return f"{len(records)} of {asked} iterations are there"
+
+    @property
+    def gap_in_metrics(self) -> str:
+        """What is missing in the ``metrics.jsonl`` of a run that ended well; otherwise empty.
+
+        Equality would be judged by the digits that the log prints, or without the final state.
+        """
+        metrics, records = self.log.metrics, self.log.iterations
+        if self.status_json.get("status") != "ok" or not self.recorded("metrics"):
+            return ""
+        if metrics is None or not records:
+            return ""
+        last = max(records[-1].iteration, self._last_iteration)
+        asked = range(records[0].iteration, last + 1)
+        known = sum(metrics.loss(number) is not None for number in asked)
+        if known < len(asked):
+            return f"{known} of {len(asked)} iterations"
+        return "" if metrics.end else "its end is missing"
+
+    @property
+    def _last_iteration(self) -> int:
+        """The last iteration, as the trainer said at its end, or else the point; 0 if unknown."""
+        end = self.log.metrics.end if self.log.metrics else {}
+        wanted = end.get("iterations", self.point.get("iterations"))
+        return wanted if isinstance(wanted, int) else 0
 
     @cached_property
     def loss(self) -> LossVerdict:
@@ -170,7 +209,7 @@ class Run:
     def cause(self) -> str:
         """Why the run is not ``ok``, in one line."""
         of_loss = f"the loss is {self.loss.text}" if self.loss.failed else ""
-        return str(self.status_json.get("cause") or of_loss)
+        return str(self.status_json.get("cause") or of_loss or self.cut_short)
 
     @property
     def repeat(self) -> int | None:
@@ -324,7 +363,8 @@ def read_sweep(folder: Path) -> list[Run]:
         if older := _text(entry.get("older")):
             run.run_json["older"] = older
         # Of a run whose launcher is gone only the index knows that it is not running any more.
-        if run.status in ("", "running") and _text(entry.get("status")):
+        recorded = str(run.status_json.get("status") or "")
+        if recorded in ("", "running") and _text(entry.get("status")):
             run.status_json["status"] = entry["status"]
         runs.append(run)
     return runs
