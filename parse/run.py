@@ -524,15 +524,35 @@ def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
-        iterations = run.settings.get("iterations")
-        key = json.dumps([_point_key(run), run.engine, values, iterations])
-        groups.setdefault(key, []).append(run)
+        groups.setdefault(_group_key(run), []).append(run)
     names = [_point_name(members) for members in groups.values()]
     return [
         PointRuns(members, name if names.count(name) == 1 else members[0].label)
         for members, name in zip(groups.values(), names, strict=True)
     ]
+
+
+def copies(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return runs whose log says the same as that of an earlier one of their point, with that one.
+
+    They are no repeats: no two runs take the same time to the last digit. :func:`label_runs` must
+    have been called.
+    """
+    first: dict[tuple[str, str], Run] = {}
+    found = []
+    for run in runs:
+        # Runs that failed before anything was timed may well print the same.
+        if not run.log.digest or all(r.iteration_s is None for r in run.log.iterations):
+            continue
+        known = first.setdefault((_group_key(run), run.log.digest), run)
+        if known is not run:
+            found.append((run, known))
+    return found
+
+
+def _group_key(run: Run) -> str:
+    values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
+    return json.dumps([_point_key(run), run.engine, values, run.settings.get("iterations")])
 
 
 def _place(run: Run) -> tuple[str, str, int]:
