@@ -262,6 +262,11 @@ def read_run(log_path: Path) -> Run:
 
 def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
     status = read_json(log.path.parent / "status.json")
+    if not isinstance(repeat := run_json.get("repeat"), int | None):
+        # What else is damaged cannot be told: the run is listed, and none of its figures count.
+        cause = f"run.json is damaged: its repeat is {json.dumps(repeat)}, no number"
+        run_json, status = {**run_json, "repeat": None}, {"status": "failed", "cause": cause}
+        log.notes.append(cause)
     run = Run(log, as_table(run_json.get("point")), run_json, status)
     if run.busy:
         log.notes.append(f"the machine was busy when the run began: {run.busy}")
