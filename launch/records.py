@@ -289,6 +289,14 @@ class Record:
         """``STEM/run-NNN``."""
         return f"{self.path.parent.name}/{self.path.name}"
 
+    def missing_file(self, writes_metrics: bool) -> str:
+        """Say which file that a run is judged by is gone; empty where all are there."""
+        folder = RunFolder(self.path, self.log)
+        if not folder.log.is_file():
+            return "its log is missing"
+        lacks = writes_metrics and not folder.metrics.is_file()
+        return f"its {folder.metrics.name} is missing" if lacks else ""
+
     @classmethod
     def read(cls, run_json: Path) -> Self | None:
         """Read a run folder's ``run.json``; None when it is damaged or of an older schema.
@@ -308,6 +316,9 @@ class Record:
         point, setup = run.get("point"), run.get("provenance")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
             return None
+        repeat = run.get("repeat") or 1
+        if not isinstance(repeat, int):
+            return None
         driver, seconds = Driver.read(status.get("driver")), status.get("seconds")
         word, cause = str(status.get("status") or ""), str(status.get("cause") or "")
         return cls(
@@ -315,7 +326,7 @@ class Record:
             engine=str(point.get("engine")),
             point_key=run["point_key"],
             setup_key=str(run.get("setup_key")),
-            repeat=int(run.get("repeat") or 1),
+            repeat=repeat,
             log=str(run.get("log")),
             status=word,
             cause=cause,
@@ -370,11 +381,13 @@ def decide(
     records: Sequence[Record],
     again: bool,
     setup: Mapping[str, Any],
+    writes_metrics: bool,
 ) -> Decision:
     """Decide whether a point is to be run, after earlier runs of which the newest is last.
 
     ``keys`` are its point key, the setup key of this call, which is of ``setup``, and the repeat.
-    ``again`` runs what is done as well.
+    ``again`` runs what is done as well. A run whose log is gone, or its ``metrics.jsonl`` where its
+    trainer ``writes_metrics``, is not done: there is nothing left to judge.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
@@ -385,8 +398,11 @@ def decide(
         return Decision(True, "--again" if own else "")
     good = [r for r in own if r.status == "ok"]
     done = [r for r in good if r.setup_key == setup_key]
+    whole = [r for r in done if not r.missing_file(writes_metrics)]
+    if whole:
+        return Decision(False, f"done before ({whole[-1].where})", is_done=True)
     if done:
-        return Decision(False, f"done before ({done[-1].where})", is_done=True)
+        return Decision(True, f"{done[-1].missing_file(writes_metrics)} ({done[-1].where})")
     if good:
         changed = older(good[-1], setup_key, setup)
         return Decision(True, f"{changed} (since {good[-1].where})")

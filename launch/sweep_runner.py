@@ -189,7 +189,7 @@ class _Call:
     def _decision(self, task: Task, head: str) -> Decision | None:
         """The decision to run a task now; None, which is said and counted, to leave it out."""
         records = self._records()
-        decision = decide(task.keys, records, self.request.again, task.setup)
+        decision = _decide(self.plan, self.request, task, records)
         if not decision.run:
             self.progress.done += decision.is_done
             self.progress.running += not decision.is_done
@@ -227,7 +227,7 @@ class _Call:
             self._expected_s(one, records)
             for one in later
             if self.request.asks(one.point.name)
-            and decide(one.keys, records, self.request.again, one.setup).run
+            and _decide(self.plan, self.request, one, records).run
         ]
         return sum(left) if left else None
 
@@ -325,9 +325,14 @@ def _decisions(
     found: dict[str, list[Decision]] = {}
     for task in tasks:
         if request.asks(task.point.name):
-            one = decide(task.keys, records, request.again, task.setup)
+            one = _decide(plan, request, task, records)
             found.setdefault(task.point.name, []).append(one)
     return found
+
+
+def _decide(plan: SweepPlan, request: Request, task: Task, records: Sequence[Record]) -> Decision:
+    writes_metrics = plan.options.trainer.writes_metrics
+    return decide(task.keys, records, request.again, task.setup, writes_metrics)
 
 
 def reasons_in_index(sweep_folder: Path) -> dict[str, str]:

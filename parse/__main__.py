@@ -53,7 +53,7 @@ def _is_near_diagnose(word: str) -> bool:
 
 def _parse(args: argparse.Namespace) -> int:
     from parse.compare import compare_points, write_comparisons
-    from parse.run import find_logs, label_runs, read_run
+    from parse.run import copies, find_logs, label_runs, read_run
     from parse.tables import write_tables
 
     runs = []
@@ -71,6 +71,9 @@ def _parse(args: argparse.Namespace) -> int:
             "`python -m parse diagnose` reads the losses"
         )
     study = label_runs(runs)
+    for copy, first in copies(runs):
+        complain(f"parse: {copy.log.path}: says the same as {first.log.path}; read once")
+        runs = [run for run in runs if run is not copy]
     written = write_tables(runs, args.out, args.warmup)
     written.append(write_comparisons(compare_points(runs, args.warmup), study, args.out))
     for run in runs:
@@ -87,6 +90,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
     from configs.sources import MEASURED
+    from parse.run import INCOMPLETE
     from parse.verdict import log_notes
 
     count = len(run.log.iterations)
@@ -96,6 +100,8 @@ def _notes(run: Run, warmup: int) -> Iterator[str]:
         yield "no iteration in it"
     elif run.source == MEASURED and warmup >= count:
         yield f"all {count} iterations are warm-up (--warmup {warmup})"
+    if run.status == INCOMPLETE:
+        yield run.cut_short
     if run.loss.failed:
         yield f"the loss is {run.loss.text}"
 

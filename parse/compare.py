@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from configs.sources import MEASURED, PUBLISHED, SIMULATED
 from configs.study import Gate, Study
+from parse.log import METRICS_FILE
 from parse.records import Log, as_number, as_table
 from parse.run import PointRuns, Run, group_points
 from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
@@ -259,11 +260,43 @@ def _judged(run: Run, reference: Run, warmup: int) -> Pair:
     reasons = loss_reasons((study.reference, str(run.engine)), (reference.loss, run.loss))
     if study.gate.kind != "quality":
         judgement = judge_runs(study.gate, study.reference, reference.log, run.log)
+        gap = _gap_in_metrics(run, reference) if study.gate.kind == "bitwise" else ""
+        if gap and judgement.word == "differs":
+            reasons.append(gap)
+        elif gap:
+            judgement = Judgement("", "", gap)
         reasons += [judgement.withheld] if judgement.withheld else []
     if run is not reference and not (run.run_json or reference.run_json):
         reasons += same_log_reasons(reference.log, run.log)
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     return Pair(run, reference, judgement, (*reasons, *timing_reasons(timed, warmup)))
+
+
+def _gap_in_metrics(run: Run, reference: Run) -> str:
+    """Say what the ``metrics.jsonl`` of either lacks, so that not every bit can be compared."""
+    sides = ((run, reference, ""), (reference, run, f"{reference.engine}'s "))
+    for one, other, whose in sides:
+        gap = one.gap_in_metrics or _missing_norms(one.log, other.log)
+        if gap:
+            return f"{whose}{METRICS_FILE} is incomplete: {gap}"
+        if one.recorded("metrics") and not one.log.metrics and other.log.metrics:
+            return f"{whose}{METRICS_FILE} is missing or does not fit the log"
+    return ""
+
+
+def _missing_norms(log: Log, other: Log) -> str:
+    """Say how many norms a run has, where it has some and lacks others that the other run has.
+
+    An engine that gives none at all, and updates that were skipped, lack nothing.
+    """
+    own, theirs = (
+        {r.iteration for r in one.iterations if as_number(r.event.get("grad_norm")) is not None}
+        for one in (log, other)
+    )
+    common = {r.iteration for r in log.iterations if not r.event.get("skipped")} & theirs
+    if not own or common <= own:
+        return ""
+    return f"gradient norms of {len(common & own)} of {len(common)} iterations"
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
@@ -311,7 +344,10 @@ def _equal_to(run: Run, name: str, finished: Sequence[Run]) -> Finding:
     if not others:
         why = f"no finished run of it with seed {seed}"
         return Finding(run.label, f"not compared with {name}: {why}", holds=False)
-    pair = judge_pair(next((o for o in others if o.repeat == run.repeat), others[0]).log, run.log)
+    other = next((other for other in others if other.repeat == run.repeat), others[0])
+    if gap := _gap_in_metrics(run, other):
+        return Finding(run.label, f"not compared with {name}: {gap}", holds=False)
+    pair = judge_pair(other.log, run.log)
     words = {"equal": "equal to", "close": "only close to"}.get(pair.word, "differs from")
     detail = pair.text.removeprefix(pair.word) if pair.word else f" ({_NOTHING_TO_COMPARE})"
     # Printed digits cannot show that every bit is equal.

@@ -43,7 +43,7 @@ from parse.compare import (
 )
 from parse.records import LogError, as_table
 from parse.results import results_of
-from parse.run import SWEEP_FILE, PointRuns, Run, group_points, label_runs, read_sweep
+from parse.run import SWEEP_FILE, PointRuns, Run, copies, group_points, label_runs, read_sweep
 from parse.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED, Ratio, Spread, spread
 from parse.tables import write_tables, writing
 from parse.verdict import ON_CPU, log_notes
@@ -93,6 +93,9 @@ def parse_sweep(folder: Path, warmup: int = 1) -> ParsedSweep:
     if not runs:
         raise LogError(f"{folder / SWEEP_FILE}: lists no runs, or cannot be read")
     study = label_runs(runs, _asked_fields(index))
+    for copy, first in copies(runs):
+        first.log.notes.append(f"{copy.log.path} says the same; read once")
+        runs = [run for run in runs if run is not copy]
     write_tables(runs, out, warmup, base=folder)
     comparisons = compare_points(runs, warmup)
     write_comparisons(comparisons, study, out)

@@ -34,6 +34,8 @@ from parse.records import (
 )
 from parse.verdict import FAILED, LossVerdict, judge_log
 
+INCOMPLETE = "incomplete"
+"""Status of a run that ended well, and of whose iterations not all are there any more."""
 SWEEP_FILE = "sweep.json"
 MONITOR_FILE = "monitor.jsonl"
 SAMPLE_COLUMNS = (
@@ -141,10 +143,47 @@ class Run:
     def status(self) -> str:
         """``ok``, ``failed``, ...; empty when not recorded.
 
-        A run that ended well but whose loss failed has the word of its loss, such as ``nan``.
+        A run that ended well but whose loss failed has the word of its loss, such as ``nan``; one
+        whose files were cut since is :data:`INCOMPLETE`.
         """
         recorded = str(self.status_json.get("status") or "")
-        return self.loss.word if recorded == "ok" and self.loss.failed else recorded
+        if recorded == "ok" and self.loss.failed:
+            return self.loss.word
+        return INCOMPLETE if recorded in ("", "ok") and self.cut_short else recorded
+
+    @property
+    def cut_short(self) -> str:
+        """How many iterations are there, where the last of its point is not; otherwise empty."""
+        wanted, records = self._last_iteration, self.log.iterations
+        if self.source != MEASURED or not records or records[-1].iteration >= wanted:
+            return ""
+        asked = wanted - records[0].iteration + 1
+        return f"{len(records)} of {asked} iterations are there"
+
+    @property
+    def gap_in_metrics(self) -> str:
+        """What is missing in the ``metrics.jsonl`` of a run that ended well; otherwise empty.
+
+        Equality would be judged by the digits that the log prints, or without the final state.
+        """
+        metrics, records = self.log.metrics, self.log.iterations
+        if self.status_json.get("status") != "ok" or not self.recorded("metrics"):
+            return ""
+        if metrics is None or not records:
+            return ""
+        last = max(records[-1].iteration, self._last_iteration)
+        asked = range(records[0].iteration, last + 1)
+        known = sum(metrics.loss(number) is not None for number in asked)
+        if known < len(asked):
+            return f"{known} of {len(asked)} iterations"
+        return "" if metrics.end else "its end is missing"
+
+    @property
+    def _last_iteration(self) -> int:
+        """The last iteration, as the trainer said at its end, or else the point; 0 if unknown."""
+        end = self.log.metrics.end if self.log.metrics else {}
+        wanted = end.get("iterations", self.point.get("iterations"))
+        return wanted if isinstance(wanted, int) else 0
 
     @cached_property
     def loss(self) -> LossVerdict:
@@ -170,7 +209,7 @@ class Run:
     def cause(self) -> str:
         """Why the run is not ``ok``, in one line."""
         of_loss = f"the loss is {self.loss.text}" if self.loss.failed else ""
-        return str(self.status_json.get("cause") or of_loss)
+        return str(self.status_json.get("cause") or of_loss or self.cut_short)
 
     @property
     def repeat(self) -> int | None:
@@ -223,6 +262,11 @@ def read_run(log_path: Path) -> Run:
 
 def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
     status = read_json(log.path.parent / "status.json")
+    if not isinstance(repeat := run_json.get("repeat"), int | None):
+        # What else is damaged cannot be told: the run is listed, and none of its figures count.
+        cause = f"run.json is damaged: its repeat is {json.dumps(repeat)}, no number"
+        run_json, status = {**run_json, "repeat": None}, {"status": "failed", "cause": cause}
+        log.notes.append(cause)
     run = Run(log, as_table(run_json.get("point")), run_json, status)
     if run.busy:
         log.notes.append(f"the machine was busy when the run began: {run.busy}")
@@ -324,7 +368,8 @@ def read_sweep(folder: Path) -> list[Run]:
         if older := _text(entry.get("older")):
             run.run_json["older"] = older
         # Of a run whose launcher is gone only the index knows that it is not running any more.
-        if run.status in ("", "running") and _text(entry.get("status")):
+        recorded = str(run.status_json.get("status") or "")
+        if recorded in ("", "running") and _text(entry.get("status")):
             run.status_json["status"] = entry["status"]
         runs.append(run)
     return runs
@@ -484,15 +529,35 @@ def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
-        iterations = run.settings.get("iterations")
-        key = json.dumps([_point_key(run), run.engine, values, iterations])
-        groups.setdefault(key, []).append(run)
+        groups.setdefault(_group_key(run), []).append(run)
     names = [_point_name(members) for members in groups.values()]
     return [
         PointRuns(members, name if names.count(name) == 1 else members[0].label)
         for members, name in zip(groups.values(), names, strict=True)
     ]
+
+
+def copies(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return runs whose log says the same as that of an earlier one of their point, with that one.
+
+    They are no repeats: no two runs take the same time to the last digit. :func:`label_runs` must
+    have been called.
+    """
+    first: dict[tuple[str, str], Run] = {}
+    found = []
+    for run in runs:
+        # Runs that failed before anything was timed may well print the same.
+        if not run.log.digest or all(r.iteration_s is None for r in run.log.iterations):
+            continue
+        known = first.setdefault((_group_key(run), run.log.digest), run)
+        if known is not run:
+            found.append((run, known))
+    return found
+
+
+def _group_key(run: Run) -> str:
+    values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
+    return json.dumps([_point_key(run), run.engine, values, run.settings.get("iterations")])
 
 
 def _place(run: Run) -> tuple[str, str, int]:

@@ -49,6 +49,8 @@ def folder(tmp_path):
             "started": f"2026-01-01T00:00:{len(made):02d}+00:00",
         }
         (path / "run.json").write_text(json.dumps(run))
+        for name in ("log-x.log", "metrics.jsonl"):
+            (path / name).touch()
         if status:
             fields = {"status": status, "cause": "because", "seconds": 4.0, "driver": driver}
             (path / "status.json").write_text(json.dumps(fields))
@@ -58,8 +60,8 @@ def folder(tmp_path):
     return make
 
 
-def ran(folder, again=False, keys=KEYS):
-    return decide(keys, read_records(folder.root), again, {})
+def ran(folder, again=False, keys=KEYS, writes_metrics=True):
+    return decide(keys, read_records(folder.root), again, {}, writes_metrics)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def facts(code="1", torch="2.13", cores=2):
 def test_a_point_that_is_run_again_says_what_changed(folder, older, why):
     folder("ok", setup="older", provenance=older)
     records = read_records(folder.root)
-    decision = decide(KEYS, records, False, facts())
+    decision = decide(KEYS, records, False, facts(), writes_metrics=True)
     assert decision.run
     assert decision.why == f"{why} (since stem/run-001)"
     assert is_older(records[0], "setup", facts()) == why
@@ -173,7 +175,34 @@ def test_a_run_without_a_status_is_interrupted(folder, status):
     assert record.status == "interrupted"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"point": 3}', '{"point": {}, "point_key": 7}', "\0"])
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_a_run_whose_log_is_gone_is_not_done(folder, status):
+    whole, path = folder(status), folder("ok")
+    assert not ran(folder).run
+    (path / "log-x.log").unlink()
+    decision = ran(folder)
+    if status == "ok":
+        assert decision == records.Decision(False, "done before (stem/run-001)", is_done=True)
+        (whole / "log-x.log").unlink()
+        decision = ran(folder)
+    assert (decision.run, decision.why) == (True, "its log is missing (stem/run-002)")
+    assert not decision.is_done
+    assert path.is_dir()
+
+
+def test_a_run_without_its_metrics_is_not_done_where_its_trainer_writes_them(folder):
+    path = folder("ok")
+    (path / "metrics.jsonl").unlink()
+    assert not ran(folder, writes_metrics=False).run
+    decision = ran(folder)
+    assert (decision.run, decision.why) == (True, "its metrics.jsonl is missing (stem/run-001)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"point": 3}', '{"point": {}, "point_key": 7}', "\0",
+     '{"point": {}, "point_key": "point", "repeat": ["a"]}'],
+)  # fmt: skip
 def test_damaged_folders_are_passed_over(folder, text):
     folder("ok")
     path = folder("ok")

@@ -83,6 +83,20 @@ def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, mon
     assert not any("older" in run for run in index_of(plan(fake_trainer("ok")))["runs"])
 
 
+def test_a_point_whose_log_is_gone_is_run_again(plan, fake_trainer, capsys):
+    run_all(plan(fake_trainer("ok")), Request())
+    the_plan = plan(fake_trainer("ok"))
+    first = index_of(the_plan)["runs"][0]
+    (the_plan.folder / first["run_dir"] / first["log"]).unlink()
+    capsys.readouterr()
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.done) == (1, 2)
+    words = f"[1/3] tiny stock: started: its log is missing ({first['run_dir']})\n"
+    assert words in capsys.readouterr().out
+    assert (the_plan.folder / first["run_dir"] / "run.json").is_file()
+    assert index_of(the_plan)["runs"][0]["run_dir"].endswith("/run-002")
+
+
 def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
     the_plan = plan(fake_trainer("ok"))
     for again in (False, True):

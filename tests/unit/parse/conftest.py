@@ -113,7 +113,9 @@ class SweepWriter:
         run = self.folder / stem / f"run-{fields['repeat'] or 1:03}"
         run.mkdir(parents=True)
         if fields["log"]:
-            (run / f"{stem}.log").write_text(Recipe(losses, fields["seconds"]).text())
+            # No two real logs are the same.
+            text = f"{Recipe(losses, fields['seconds']).text()}the run's folder is {run}\n"
+            (run / f"{stem}.log").write_text(text)
             self._metrics(run / "metrics.jsonl", engine, fields)
         status = {"status": fields["status"], "seconds": 1.5, "cause": fields["cause"]}
         status["last_lines"] = fields["last_lines"]

@@ -77,6 +77,22 @@ def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, bu
     assert rows(tmp_path / "out" / "runs.csv")[0]["busy"] == busy
 
 
+@pytest.mark.parametrize("repeat", [["a"], {}, "x"])
+def test_a_repeat_that_is_no_number_leaves_its_run_out(sweep_writer, tmp_path, capsys, repeat):
+    folder = sweep_writer.write_runs(
+        [("stock", 0, {}), ("stride", 2, {}), ("stride", 2, {"repeat": 2})]
+    )
+    set_run(folder, "prefetch1", repeat=repeat)
+    assert report_main([str(folder)]) == 1
+    words = f"run.json is damaged: its repeat is {json.dumps(repeat)}, no number"
+    out = capsys.readouterr().out
+    assert f"run failed ({words})" in out
+    assert "tiny stride 2 #2: equal to stock" in out
+    statuses = [row["status"] for row in rows(folder / "tables" / "runs.csv")]
+    assert statuses == ["ok", "failed", "ok"]
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+
+
 def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     names = {"stock": "mine", "stride": "yours"}
     named = {engine: {"point": {"name": name}} for engine, name in names.items()}

@@ -62,7 +62,7 @@ def test_lines_that_are_left_out_are_named_and_can_be_read(write_log, recipe, tm
 
 
 def test_folders_are_searched_and_a_log_counts_once(write_log, tmp_path):
-    write_log("logs/b/x.log")
+    write_log("logs/b/x.log", ranks=2)
     first = write_log("logs/a/x.log")
     write_log("logs/notes.log", text="shopping list\n")
     write_log("logs/a/ignored.txt")
@@ -212,7 +212,7 @@ def test_rates_go_by_the_median_so_that_one_stall_does_not_count(write_log, tmp_
 
 def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, tmp_path):
     name = "log-7B-tp1-dp1-l{}-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
-    logs = [str(write_log(f"{at}/{name.format(layers)}")) for at, layers in
+    logs = [str(write_log(f"{at}/{name.format(layers)}", prefix=f"{at}: ")) for at, layers in
             (("a", 2), ("b", 2), ("c", 3))]  # fmt: skip
     main([*logs, "--out", str(tmp_path / "out")])
     table = rows(tmp_path / "out" / "runs.csv")

@@ -6,6 +6,8 @@ import pytest
 from programs import report as main
 from rows import rows
 
+from parse.report import parse_sweep
+
 STUDY = {
     "name": "twins",
     "title": "Twins",
@@ -87,6 +89,17 @@ def test_a_run_that_failed_or_has_no_twin_was_not_compared(twins):
     found = twins(other={"status": "oom-host"})
     assert "not compared with one: run oom-host" in of_twins(found)[1]
     assert not found["all hold"]
+
+
+def test_a_twin_whose_metrics_were_cut_is_not_known_to_be_equal(twins):
+    folder = twins()["tables"].parent
+    (path, _) = sorted(folder.glob("*-engine_other*/run-001/metrics.jsonl"))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    parsed = parse_sweep(folder)
+    assert not parsed.all_hold
+    said = [finding.verdict for finding in parsed.findings if " one" in finding.verdict]
+    assert len(said) == 2
+    assert said[0] == "not compared with one: metrics.jsonl is incomplete: its end is missing"
 
 
 def test_a_twin_that_did_not_finish_is_none(twins):
