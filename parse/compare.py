@@ -27,8 +27,8 @@ from parse.verdict import (
     common_losses,
     in_common,
     judge_pair,
+    log_reasons,
     loss_reasons,
-    same_log_reasons,
     timing_reasons,
 )
 
@@ -261,7 +261,7 @@ def _judged(run: Run, reference: Run, warmup: int) -> Pair:
         judgement = judge_runs(study.gate, study.reference, reference.log, run.log)
         reasons += [judgement.withheld] if judgement.withheld else []
     if run is not reference and not (run.run_json or reference.run_json):
-        reasons += same_log_reasons(reference.log, run.log)
+        reasons += log_reasons(reference.log, run.log)
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     return Pair(run, reference, judgement, (*reasons, *timing_reasons(timed, warmup)))
 

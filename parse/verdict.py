@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from parse.log import unequal_sizes
+from parse.log import UNREAD_LOSSES, unequal_sizes
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
@@ -421,7 +421,7 @@ def compare(
     reasons = loss_reasons(tuple(key.replace("_", "-") for key in keys), tuple(losses.values()))
     if pair.word not in ("equal", "close"):
         reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
-    reasons += same_log_reasons(reference, ours)
+    reasons += log_reasons(reference, ours)
     reasons += timing_reasons([own["iteration"] for own in counts.values()], warmup)
     reasons += [ON_CPU] if reference.on_cpu or ours.on_cpu else []
     ratios = _ratios(medians)
@@ -472,6 +472,22 @@ def timing_reasons(timed: list[int], warmup: int) -> list[str]:
         f"{min(timed)} timed iterations after a warm-up of {warmup}, "
         f"at least {MINIMUM_TIMED} are needed"
     ]
+
+
+def log_reasons(reference: Log, ours: Log) -> list[str]:
+    """Return why two logs, of which no run folder tells more, allow no speed-up, if they do not."""
+    return [*same_log_reasons(reference, ours), *_unread_loss_reasons(reference, ours)]
+
+
+def _unread_loss_reasons(reference: Log, ours: Log) -> list[str]:
+    """Say that a loss is unknown, which may be the one that is lost; exact figures tell it."""
+    unread = [
+        (log, reject.line)
+        for log in (reference, ours)
+        for reject in log.rejects
+        if reject.reason in UNREAD_LOSSES and not log.metrics
+    ]
+    return [f"the loss in line {line} of {log.path} cannot be read" for log, line in unread[:1]]
 
 
 def same_log_reasons(reference: Log, ours: Log) -> list[str]:
