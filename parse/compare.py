@@ -37,6 +37,7 @@ NO_SPEEDUP = "simulated: a predicted ratio, not a measured speed-up"
 """Why predictions never make a speed-up."""
 _NOTHING_TO_COMPARE = "no iteration to compare"
 _WORST_FIRST = ("differs", NOT_COMPARED, "undecided", "close", "equal")
+_COUNTED = {"iterations": "number of iterations"}
 _AGAINST = {"equal": "equal to", "close": "close to", "differs": "differs from"}
 
 
@@ -498,7 +499,8 @@ def _reasons_of_setup(point: PointRuns, reference: PointRuns | None) -> list[str
         return []
     ours, other = point.runs[0].settings, reference.runs[0].settings
     reasons = [
-        f"{point.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
+        f"{point.study.reference} has another {_COUNTED.get(name, name)} "
+        f"({other.get(name)} for {ours.get(name)})"
         for name, row in point.study.all_fields.items()
         if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
     ]

@@ -153,7 +153,7 @@ def test_two_copies_of_a_log_are_no_speed_up(lone_logs, write_log):
 def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
     (item,), _ = lone_logs(("a", "stock", LONG), ("b", "stride", LONG[:7]))
     assert item.equality == "equal"
-    assert "stock has another iterations (10 for 7)" in item.withheld
+    assert "stock has another number of iterations (10 for 7)" in item.withheld
 
 
 def test_a_sweeps_own_reference_goes_before_those_of_others(lone_logs):

@@ -7,7 +7,7 @@ import pytest
 from parse.compare import compare_points
 from parse.log import read_log
 from parse.run import label_runs, read_sweep
-from parse.verdict import judge_log, judge_loss, judge_pair
+from parse.verdict import compare, judge_log, judge_loss, judge_pair
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -179,3 +179,56 @@ def test_a_gate_does_not_let_a_skipped_run_pass(sweep_writer, write_log):
     assert "loss: that of unchanged weights" in item.findings[0].verdict
     assert "skipped" in item.withheld or "unchanged weights" in item.withheld
     assert [run.status for run in runs] == ["skipped", "skipped"]
+
+
+PACES = tuple(0.5 + 0.01 * at for at in range(12)), tuple(0.25 + 0.01 * at for at in range(12))
+FALLING = tuple(9.0 - 0.25 * at for at in range(12))
+
+
+def part(write_log, recipe, numbers):
+    """Compare all of twelve iterations with some of them."""
+    paths = []
+    for at, pace in enumerate(PACES):
+        made = recipe(losses=FALLING, seconds=pace)
+        head, *blocks = made.blocks()
+        kept = blocks if at == 0 else [blocks[number - 1] for number in numbers]
+        text = "".join(f"{line}\n" for block in [head, *kept] for line in block)
+        paths.append(write_log(f"{at}.log", text=text))
+    return compare(*map(read_log, paths))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ([1, 2, 3], "3 of 12 and 3 iterations in common: at least 5, and more than half of the "),
+        ([1, 2, 3, 4], "4 of 12 and 4 iterations in common: at least 5"),
+    ],
+)
+def test_logs_with_few_iterations_in_common_have_no_speed_up(write_log, recipe, numbers, why):
+    result = part(write_log, recipe, numbers)
+    assert result["verdict"]["pair"] == "equal"
+    assert result["speedup_withheld"].startswith(why)
+
+
+def test_only_common_iterations_are_timed(write_log, recipe):
+    result = part(write_log, recipe, range(1, 7))
+    assert result["speedup_withheld"] is None
+    assert [times["iteration"] for times in result["timed_iterations"].values()] == [5, 5]
+    assert result["speedup"] == pytest.approx(0.53 / 0.28)
+
+
+def test_half_of_the_shorter_log_is_too_little(write_log, recipe):
+    paths = []
+    for at, (pace, first) in enumerate(zip(PACES, (1, 7), strict=True)):
+        made = recipe(losses=tuple(9.0 - 0.25 * i for i in range(18)), seconds=pace + pace[:6])
+        head, *blocks = made.blocks()
+        lines = [line for block in [head, *blocks[first - 1 : first + 11]] for line in block]
+        paths.append(write_log(f"{at}.log", text="".join(f"{line}\n" for line in lines)))
+    result = compare(*map(read_log, paths))
+    assert (result["verdict"]["pair"], result["speedup"]) == ("equal", None)
+    assert result["speedup_withheld"].startswith("6 of 12 and 12 iterations in common")
+
+
+def test_one_loss_is_not_called_losses(write_log):
+    assert pair(write_log, (9.0,), (9.0,)).text == "equal (1 loss as printed)"
+    assert "(1 loss, largest" in pair(write_log, (9.0,), (8.0,)).text
