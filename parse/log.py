@@ -439,6 +439,9 @@ class _Reader:
         if self.open.timed < num_iterations - self._left_out and number != self.open.step:
             self.open.phases = {}  # a line is lost: these may be the iteration's before
         record = self._end(number)
+        if len(self.log.iterations) == 1:
+            names = ("global_batch_size", "seq_length")
+            self.log.stated = {name: size for name in names if (size := line.values.get(name))}
         record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self._fill(record, line)
@@ -602,11 +605,14 @@ def _note_missing(log: Log) -> None:
 
 # The run as a whole: ranks, vocabulary, parameters, arguments
 
+OF_NAME = "its name says "
+"""How a note begins that tells of a name which contradicts its log."""
 METRICS_FILE = "metrics.jsonl"
 """Beside a log: what our own trainer writes, in full precision."""
 _FACTS = (
     Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("dist_world_size", r"\bdist_world_size=(\d{1,18})(?=\s|$)", "ranks", int),
+    Row("dp", r"\busing world size: .*, data-parallel-size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("tensor", r", tensor-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("pipeline", r", pipeline-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("vocab_size", r"padded vocab .* dummy tokens \(new size: (\d{1,18})\)", "tokens", int),
@@ -675,9 +681,20 @@ class RunFacts:
     def finish(self) -> None:
         """Work out what needs the whole log."""
         log, found, parameters = self.log, self._found, self._parameters
+        # The plugin has its own sizes of subgroups and its own ratio, beside those of DeepSpeed.
+        arguments = self._settings.keys() - {row.name for row in _ZERO_CONFIG}
+        log.stated |= {name: self._settings[name] for name in sorted(arguments)}
+        for name, fact in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "dp")):
+            if fact in found:
+                log.stated.setdefault(name, found[fact])
+        for name, said in settings_from_name(plain_name(log.path)).items():
+            if said != (stated := log.stated.get(name, said)):
+                log.notes.append(f"{OF_NAME}{name} {said}, its text {stated}: the text counts")
+                log.settings[name] = stated
         log.settings = self._settings | log.settings
-        tp, dp = log.settings.get("tp"), log.settings.get("dp")
-        from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
+        tp, dp, pp = log.settings.get("tp"), log.settings.get("dp"), log.settings.get("pp", 1)
+        sizes = [size for size in (tp, dp, pp) if isinstance(size, int)]
+        from_name = math.prod(sizes) if len(sizes) == 3 else None
         log.world_size = found.get("world_size") or found.get("dist_world_size") or from_name
         if not parameters:
             return

@@ -113,7 +113,10 @@ class Log:
 
     path: Path
     settings: dict[str, Setting] = field(default_factory=dict)
-    """Settings from the file's name, or else from the log's list of arguments."""
+    """Settings from the file's name and the log's list of arguments; where they contradict each
+    other, those of the list."""
+    stated: dict[str, Setting] = field(default_factory=dict)
+    """Settings that its lines say, whatever its name says; batch and length of its first one."""
     iterations: list[Iteration] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

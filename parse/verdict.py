@@ -22,6 +22,25 @@ FEWEST_COMMON = 5
 """Iterations that two logs of other lengths must share; published logs have five or more."""
 ON_CPU = "measured on a CPU"
 """Why a CPU's figures never make a speed-up."""
+_OF_PAIRS = {
+    "world_size": "number of ranks",
+    "tp": "tensor-parallel size",
+    "pp": "pipeline-parallel size",
+    "global_batch_size": "global batch",
+    "micro_batch_size": "micro-batch",
+    "seq_length": "sequence length",
+    "num_layers": "number of layers",
+    "hidden": "hidden size",
+    "heads": "number of attention heads",
+    "parameters": "number of parameters",
+    "vocab_size": "vocabulary size",
+    "device_name": "device",
+}
+"""What decides the work of an iteration, or where it is done, and is no matter of the engine.
+
+A micro-batch is such a thing: gradients leave the device once a micro-batch. Sizes of subgroups and
+the share that is offloaded are an engine's own.
+"""
 TIMED = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
 _SHOWN_REJECTS = 5
 FROZEN_ITERATIONS = 3
@@ -485,9 +504,29 @@ def log_reasons(reference: Log, ours: Log) -> list[str]:
     """Return why two logs, of which no run folder tells more, allow no speed-up, if they do not."""
     return [
         *same_log_reasons(reference, ours),
+        *_other_work_reasons(reference, ours),
         *_overlap_reasons(reference, ours),
         *_unread_loss_reasons(reference, ours),
     ]
+
+
+def _other_work_reasons(reference: Log, ours: Log) -> list[str]:
+    """Say what both logs state, and state otherwise: the work of an iteration is another one."""
+    sides = [_stated(log) for log in (reference, ours)]
+    if (reference.metrics is None) != (ours.metrics is None):
+        # One side counts what tensor-parallel ranks share once, the other one once a rank.
+        sides[0]["parameters"] = None
+    pairs = ((title, *(side.get(name) for side in sides)) for name, title in _OF_PAIRS.items())
+    return [
+        f"{title} differs ({a} and {b})"
+        for title, a, b in pairs
+        if a is not None and b is not None and a != b
+    ]
+
+
+def _stated(log: Log) -> dict[str, Any]:
+    of_run = ("world_size", "parameters", "vocab_size", "device_name")
+    return log.settings | log.stated | {name: getattr(log, name) for name in of_run}
 
 
 def _overlap_reasons(reference: Log, ours: Log) -> list[str]:
