@@ -87,14 +87,13 @@ def _parse(args: argparse.Namespace) -> int:
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
     from configs.sources import MEASURED
-    from parse.log import OF_NAME
     from parse.verdict import log_notes
 
     count = len(run.log.iterations)
     if run.log.rejects:
         yield from log_notes(run.log)
     else:
-        yield from (note for note in run.log.notes if note.startswith(OF_NAME))
+        yield from run.log.notes_on_name
     if run.source == MEASURED and not count:
         yield "no iteration in it"
     elif run.source == MEASURED and warmup >= count:

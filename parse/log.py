@@ -27,6 +27,7 @@ from parse.lines import STATE_NAME, Digest, Line, plain_name, read_lines
 from parse.log_name import settings_from_name
 from parse.memory import Pairs, Titles
 from parse.records import (
+    OF_NAME,
     PHASES,
     Iteration,
     Log,
@@ -605,8 +606,6 @@ def _note_missing(log: Log) -> None:
 
 # The run as a whole: ranks, vocabulary, parameters, arguments
 
-OF_NAME = "its name says "
-"""How a note begins that tells of a name which contradicts its log."""
 METRICS_FILE = "metrics.jsonl"
 """Beside a log: what our own trainer writes, in full precision."""
 _FACTS = (
