@@ -96,6 +96,8 @@ def _notes(run: Run, warmup: int) -> Iterator[str]:
     count = len(run.log.iterations)
     if run.log.rejects:
         yield from log_notes(run.log)
+    else:
+        yield from run.log.notes_on_name
     if run.source == MEASURED and not count:
         yield "no iteration in it"
     elif run.source == MEASURED and warmup >= count:

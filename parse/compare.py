@@ -28,8 +28,8 @@ from parse.verdict import (
     common_losses,
     in_common,
     judge_pair,
+    log_reasons,
     loss_reasons,
-    same_log_reasons,
     timing_reasons,
 )
 
@@ -38,6 +38,7 @@ NO_SPEEDUP = "simulated: a predicted ratio, not a measured speed-up"
 """Why predictions never make a speed-up."""
 _NOTHING_TO_COMPARE = "no iteration to compare"
 _WORST_FIRST = ("differs", NOT_COMPARED, "undecided", "close", "equal")
+_COUNTED = {"iterations": "number of iterations"}
 _AGAINST = {"equal": "equal to", "close": "close to", "differs": "differs from"}
 
 
@@ -267,7 +268,7 @@ def _judged(run: Run, reference: Run, warmup: int) -> Pair:
             judgement = Judgement("", "", gap)
         reasons += [judgement.withheld] if judgement.withheld else []
     if run is not reference and not (run.run_json or reference.run_json):
-        reasons += same_log_reasons(reference.log, run.log)
+        reasons += log_reasons(reference.log, run.log)
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     return Pair(run, reference, judgement, (*reasons, *timing_reasons(timed, warmup)))
 
@@ -534,7 +535,8 @@ def _reasons_of_setup(point: PointRuns, reference: PointRuns | None) -> list[str
         return []
     ours, other = point.runs[0].settings, reference.runs[0].settings
     reasons = [
-        f"{point.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
+        f"{point.study.reference} has another {_COUNTED.get(name, name)} "
+        f"({other.get(name)} for {ours.get(name)})"
         for name, row in point.study.all_fields.items()
         if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
     ]

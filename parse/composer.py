@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from parse.figures import NOT_FINITE, figure
 from parse.lines import Line
 
 COMPOSER_STEP = "composer_batch"
@@ -20,8 +21,9 @@ _NAMES = (
     ("grad_norm", re.compile(r"l2_norm/grad/(?:pre_clip_)?global")),
     ("learning_rate", re.compile(r"lr-\w+/group0")),
 )
-_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-_NUMBER = re.compile(r"-?(?:\d{1,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,3})?|nan|inf)")
+_SPELT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "None": "null"}
+"""Of a figure, how JSON spells it."""
+_NUMBER = re.compile(rf"-?\d{{1,30}}(?:\.\d{{0,30}})?(?:e[-+]?\d{{1,3}})?|{NOT_FINITE}|None")
 
 
 def joined(lines: Iterable[Line]) -> Iterator[Line]:
@@ -38,9 +40,9 @@ def joined(lines: Iterable[Line]) -> Iterator[Line]:
             name = next((name for name, key in _NAMES if key.fullmatch(found[1])), None)
             value = found[2].strip()
             # A rate is rounded to four places, and 0 may be any small one.
-            says = _NUMBER.fullmatch(value) and (name != "learning_rate" or float(value))
+            says = _NUMBER.fullmatch(value) and (name != "learning_rate" or figure(value))
             if name and says and not line.cut:
-                figures[name] = _NOT_FINITE.get(value, value)
+                figures[name] = _SPELT.get(value, value)
                 at = line.number if name == "loss" else at
             elif found[1] == "time/batch" and value.isdecimal():
                 step = str(int(value) + 1)  # of the run; the head counts within an epoch

@@ -22,10 +22,12 @@ from typing import Any, NamedTuple
 
 from configs.files import json_lines, printable
 from parse.composer import joined
+from parse.figures import NO_NUMBER, any_spelling, figure
 from parse.lines import STATE_NAME, Digest, Line, plain_name, read_lines
 from parse.log_name import settings_from_name
 from parse.memory import Pairs, Titles
 from parse.records import (
+    OF_NAME,
     PHASES,
     Iteration,
     Log,
@@ -54,13 +56,14 @@ class Row(NamedTuple):
 
 _DECIMAL = r"\d{1,12}(?:\.\d{0,20})?"
 _NUMBER = rf"[-+]?{_DECIMAL}(?:[eE][-+]?\d{{1,3}})?"
-_LOSS = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
+_NORM = any_spelling(_NUMBER)
+_LOSS = rf"(?:{_NORM}|{NO_NUMBER})"
 _INTEGER = r"\d{1,18}"
 _WITH_AVERAGE = rf"{_DECIMAL}(?: \(avg {_DECIMAL}\))?"
 _WITH_MOE_DETAIL = rf"{_DECIMAL}(?: \([^()]*\))?"
 
 ITERATION_FIELDS = {
-    "grad norm": Row("grad_norm", _LOSS, is_column=True),
+    "grad norm": Row("grad_norm", _NORM, kind=figure, is_column=True),
     "learning rate": Row("learning_rate", _NUMBER, is_column=True),
     "TFLOPs": Row("tflops", _DECIMAL, "TFLOP/s", is_column=True),
     "throughput per GPU (TFLOP/s/GPU)": Row("tflops", _WITH_AVERAGE, "TFLOP/s"),
@@ -71,12 +74,20 @@ ITERATION_FIELDS = {
     "elapsed time per iteration (ms)": Row("elapsed_ms", _DECIMAL, "ms"),
     "elapsed time per iteration (s)": Row("interval_s", _DECIMAL, "s"),
     "global batch size": Row("global_batch_size", _INTEGER, "samples", int),
-    **dict.fromkeys(("lm loss", "lm_loss"), Row("loss", _LOSS, "nats")),
+    **dict.fromkeys(("lm loss", "lm_loss"), Row("loss", _LOSS, "nats", figure)),
     "actual seqlen": Row("seq_length", _INTEGER, "tokens", int),
     "number of nan iterations": Row("nan", _INTEGER, "iterations", int),
     "samples per second": Row("samples_per_s", _DECIMAL, "samples/s"),
 }
 """Megatron's line at the end of an iteration, by label."""
+UNREAD = "{} whose {!r} cannot be read"
+_UNREAD_OF_PIPELINE = UNREAD.format("a pipeline line", "loss")
+UNREAD_LOSSES = [_UNREAD_OF_PIPELINE] + [
+    UNREAD.format("an iteration line", label)
+    for label, row in ITERATION_FIELDS.items()
+    if row.name == "loss"
+]
+"""Why lines are left out whose loss alone nobody knows."""
 ITERATION_COLUMNS = tuple(row.name for row in ITERATION_FIELDS.values() if row.is_column)
 TIMER_FIELDS = {
     **dict.fromkeys(("fwd", "forward"), Row("forward_ms", _WITH_MOE_DETAIL, "ms")),
@@ -115,11 +126,12 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in LINES.items()}
 
 PIPELINE_MARK = "iter time (s):"
 _PIPELINE = re.compile(
-    rf"\bsteps?: *(?P<iteration>\d{{1,12}})(?: */ *\d{{1,12}})? loss: (?P<loss>{_LOSS}) "
+    rf"\bsteps?: *(?P<iteration>\d{{1,12}})(?: */ *\d{{1,12}})? loss: (?P<loss>{_LOSS}|\S{{0,40}}) "
     rf"(?:[\w ]{{2,40}}: {_LOSS} ){{0,8}}"
     rf"iter time \(s\): (?P<interval_s>{_DECIMAL}) samples/sec: (?:{_DECIMAL}|inf)(?!\.?\d)"
 )
 """The line of DeepSpeed's pipeline engine; a loss of several parts comes with its parts."""
+_OF_LOSS = re.compile(_LOSS)
 _ITERATION_MARKS = ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:")
 TIMERS_MARK = "time (ms)"
 _MARKS = {
@@ -189,7 +201,7 @@ class Fields:
             self.unknown.append(label)
             self.problem = RUN_TOGETHER if ":" in value else self.problem
         elif not re.fullmatch(row.pattern, value):
-            self.problem = f"{what} whose {label!r} cannot be read"
+            self.problem = UNREAD.format(what, label)
         elif row.name in self.values:
             self.problem = RUN_TOGETHER
         else:
@@ -221,8 +233,11 @@ def pipeline_line(line: Line) -> Fields:
     found = Fields(line.number, line.text, is_coarse=True)
     if match := _PIPELINE.search(line.text):
         found.texts |= match.groupdict()
-        found.values |= {name: float(text) for name, text in found.texts.items()}
-    found.problem = CUT_OFF if line.cut else "" if match else "a pipeline line that cannot be read"
+        found.values |= {name: figure(text) for name, text in found.texts.items()}
+    if not match or not _OF_LOSS.fullmatch(match["loss"]):
+        found.problem = _UNREAD_OF_PIPELINE if match else "a pipeline line that cannot be read"
+    if line.cut:
+        found.problem = CUT_OFF
     return found
 
 
@@ -425,6 +440,9 @@ class _Reader:
         if self.open.timed < num_iterations - self._left_out and number != self.open.step:
             self.open.phases = {}  # a line is lost: these may be the iteration's before
         record = self._end(number)
+        if len(self.log.iterations) == 1:
+            names = ("global_batch_size", "seq_length")
+            self.log.stated = {name: size for name in names if (size := line.values.get(name))}
         record.device_memory_gib = _largest(self.open.memory, "max_allocated_gib")
         record.host_memory_gib = _largest(self.open.memory, "host_used_gib")
         self._fill(record, line)
@@ -434,11 +452,11 @@ class _Reader:
     def _fill(self, record: Iteration, line: Fields) -> None:
         """Take a line's figures, those with more digits where the record has them already."""
         seconds = _iteration_seconds(line, self.open.interval_timers)
-        for name, figure, rounding in (("iteration_s", seconds, 6e-4), ("loss", line.loss, 6e-5)):
+        for name, value, rounding in (("iteration_s", seconds, 6e-4), ("loss", line.loss, 6e-5)):
             known = getattr(record, name)
-            is_finer = known is not None and figure is not None and not line.is_coarse
-            if known is None or (is_finer and abs(figure - known) <= rounding):
-                setattr(record, name, figure)
+            is_finer = known is not None and value is not None and not line.is_coarse
+            if known is None or (is_finer and abs(value - known) <= rounding):
+                setattr(record, name, value)
         found = {name: line.values[name] for name in ITERATION_COLUMNS if name in line.values}
         record.printed = record.printed | found
         self.open = _Open()
@@ -593,6 +611,7 @@ METRICS_FILE = "metrics.jsonl"
 _FACTS = (
     Row("world_size", r"\busing world size:\s*(\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("dist_world_size", r"\bdist_world_size=(\d{1,18})(?=\s|$)", "ranks", int),
+    Row("dp", r"\busing world size: .*, data-parallel-size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("tensor", r", tensor-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("pipeline", r", pipeline-model-parallel[- ]size: (\d{1,18})(?=,|\s|$)", "ranks", int),
     Row("vocab_size", r"padded vocab .* dummy tokens \(new size: (\d{1,18})\)", "tokens", int),
@@ -661,9 +680,20 @@ class RunFacts:
     def finish(self) -> None:
         """Work out what needs the whole log."""
         log, found, parameters = self.log, self._found, self._parameters
+        # The plugin has its own sizes of subgroups and its own ratio, beside those of DeepSpeed.
+        arguments = self._settings.keys() - {row.name for row in _ZERO_CONFIG}
+        log.stated |= {name: self._settings[name] for name in sorted(arguments)}
+        for name, fact in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "dp")):
+            if fact in found:
+                log.stated.setdefault(name, found[fact])
+        for name, said in settings_from_name(plain_name(log.path)).items():
+            if said != (stated := log.stated.get(name, said)):
+                log.notes.append(f"{OF_NAME}{name} {said}, its text {stated}: the text counts")
+                log.settings[name] = stated
         log.settings = self._settings | log.settings
-        tp, dp = log.settings.get("tp"), log.settings.get("dp")
-        from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
+        tp, dp, pp = log.settings.get("tp"), log.settings.get("dp"), log.settings.get("pp", 1)
+        sizes = [size for size in (tp, dp, pp) if isinstance(size, int)]
+        from_name = math.prod(sizes) if len(sizes) == 3 else None
         log.world_size = found.get("world_size") or found.get("dist_world_size") or from_name
         if not parameters:
             return

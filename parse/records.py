@@ -18,6 +18,8 @@ Setting = int | float | str
 
 PHASES = ("forward", "backward", "update")
 """Phases of an iteration, in the order they run."""
+OF_NAME = "its name says "
+"""How a note begins that tells of a name which contradicts its log."""
 
 
 class LogError(ConfigError):
@@ -113,7 +115,10 @@ class Log:
 
     path: Path
     settings: dict[str, Setting] = field(default_factory=dict)
-    """Settings from the file's name, or else from the log's list of arguments."""
+    """Settings from the file's name and the log's list of arguments; where they contradict each
+    other, those of the list."""
+    stated: dict[str, Setting] = field(default_factory=dict)
+    """Settings that its lines say, whatever its name says; batch and length of its first one."""
     iterations: list[Iteration] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -148,6 +153,11 @@ class Log:
     def on_cpu(self) -> bool:
         """True where the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.device or "").startswith("cpu")
+
+    @property
+    def notes_on_name(self) -> list[str]:
+        """What its name says and its text contradicts."""
+        return [note for note in self.notes if note.startswith(OF_NAME)]
 
     @property
     def vocab_sizes(self) -> list[int]:

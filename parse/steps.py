@@ -7,27 +7,21 @@ import re
 from typing import NamedTuple
 
 from parse.composer import COMPOSER_STEP
+from parse.figures import NO_NUMBER, NUMBER, WRAPPER, figure
 from parse.lines import Line
 from parse.log import PIPELINE_MARK, iteration_line
+from parse.trainer import read_entry
 
-_NUMBER = (
-    r"[-+]?(?:1\.#(?:INF|IND|QNAN|SNAN)\d*|(?i:nan|inf(?:inity)?)(?:\.0|\(\w*\))?(?!\w)"
-    r"|(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-)
-"""Python's, C's and JSON's; of what is not a number, also ``-nan(ind)``, ``nan.0`` and ``1.#INF``.
-"""
-_WRAPPER = r"(?:(?:\w+\.)?\w+\()?"
-"""``tensor(...)``, ``np.float64(...)``."""
 _PAIRS = re.compile(
     r"""["'](loss|grad_norm|learning_rate|lr|step|current_steps|composer_batch)["']: ?["']?"""
-    rf"""{_WRAPPER}({_NUMBER})["']?(?=[,}})\s]|$)"""
+    rf"""{WRAPPER}({NUMBER}|{NO_NUMBER})["']?(?=[,}})\s]|$)"""
 )
 _STEPS_OF_PAIRS = {"current_steps": "LLaMA-Factory", COMPOSER_STEP: "Composer"}
 """Programs by the key under which they count their steps."""
 _LABELLED = re.compile(
     rf"(?<![\w/])[\w/]{{0,60}}?(?<![^\W_])(?P<label>loss)"
     r"(?:[_/](?:step|mean|avg|train|total))*(?: train)?"
-    rf"(?: {{0,8}}[:=] {{0,8}}| {{1,8}}(?=[-+]?(?:\d+\.\d|nan|inf))){_WRAPPER}(?P<loss>{_NUMBER})"
+    rf"(?: {{0,8}}[:=] {{0,8}}| {{1,8}}(?=[-+]?(?:\d+\.\d|nan|inf))){WRAPPER}(?P<loss>{NUMBER})"
     r"(?=[^\w.]|$)",
     re.IGNORECASE,
 )
@@ -43,7 +37,7 @@ _OF_ALL = re.compile(
 """A place in a progress bar, and ``[epoch, batch]``; no date."""
 _EPOCH = re.compile(r"(?<![a-z])epoch[\s:=#\[]{0,4}(\d{1,6})\b(?:/\d+)?", re.IGNORECASE)
 _NORM = re.compile(
-    rf"\b(?:grad(?:ient)?[_ ]?norm|gnorm)\s*[:=]?\s*{_WRAPPER}({_NUMBER})", re.IGNORECASE
+    rf"\b(?:grad(?:ient)?[_ ]?norm|gnorm)\s*[:=]?\s*{WRAPPER}({NUMBER})", re.IGNORECASE
 )
 _NOT_TRAINING = re.compile(
     r"(?<![^\W_])(?<![/.])(?:val|valid|validat\w+|eval\w*|test|testing|sanity)(?![^\W_])"
@@ -108,11 +102,17 @@ def _of_a_fork(line: Line) -> Step | None:
 
 def _step_of_pairs(line: Line) -> Step | None:
     """A dictionary of transformers, or a line of JSON."""
-    found = dict(_PAIRS.findall(line.text))
+    pairs = dict(_PAIRS.findall(line.text))
+    found = {key: value for key, value in pairs.items() if not re.fullmatch(NO_NUMBER, value)}
     if "loss" not in found:
-        return None
+        # Nothing in its place is NaN in an entry of training, which other figures tell.
+        entry = read_entry(line)
+        has_rate = "learning_rate" in found or "lr" in found
+        if "loss" not in pairs or not (has_rate if entry is None else entry.loss is not None):
+            return None
+        found["loss"] = "nan"
     rate = found.get("learning_rate") or found.get("lr")
-    loss = _figure(found["loss"])
+    loss = figure(found["loss"])
     # A policy that is rewarded has a loss near 0 by its making, which says nothing.
     says_nothing = math.isfinite(loss) and ("'reward'" in line.text or '"reward"' in line.text)
     counted = next((name for name in _STEPS_OF_PAIRS if name in found), "step")
@@ -122,8 +122,8 @@ def _step_of_pairs(line: Line) -> Step | None:
         found.get(counted, ""),
         None if says_nothing else loss,
         _digits(found["loss"]),
-        _figure(found["grad_norm"]) if "grad_norm" in found else None,
-        _figure(rate) if rate else None,
+        figure(found["grad_norm"]) if "grad_norm" in found else None,
+        figure(rate) if rate else None,
     )
 
 
@@ -142,26 +142,17 @@ def _labelled_step(line: Line) -> Step | None:
     if not losses or not (number or epoch) or (is_bar and number == "0"):
         return None
     told = [one for one in losses if not _OF_POLICY.search(text[: one.end("label")])]
-    lost = [one for one in losses if not math.isfinite(_figure(one["loss"]))]
+    lost = [one for one in losses if not math.isfinite(figure(one["loss"]))]
     loss = next(iter((*lost, *told)), None)
     norm = _NORM.search(text)
     return Step(
         line.number,
         "a progress bar" if is_bar else "a training loop",
         f"{epoch[1] if epoch else ''}:{number}",
-        _figure(loss["loss"]) if loss else None,
+        figure(loss["loss"]) if loss else None,
         _digits(loss["loss"]) if loss else 0,
-        _figure(norm[1]) if norm else None,
+        figure(norm[1]) if norm else None,
     )
-
-
-def _figure(text: str) -> float:
-    lower = text.lower()
-    if "nan" in lower or "#ind" in lower:
-        return math.nan
-    if "inf" in lower:
-        return -math.inf if lower.startswith("-") else math.inf
-    return float(text)
 
 
 def _digits(text: str) -> int:

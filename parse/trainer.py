@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from parse.composer import COMPOSER_STEP, joined
+from parse.figures import NOT_FINITE, figure
 from parse.lines import Line, plain_name, read_lines
 from parse.records import as_number
 
@@ -29,6 +30,10 @@ _RATES = ("learning_rate", "lr")
 _GIB_KEYS = ("vram_allocated", "memory(GiB)")
 _FIGURES = ("loss", "eval_loss", "train_loss", "learning_rate", "lr", "epoch")
 """One of these makes an object with a step one of training."""
+_OF_NO_STEP = ("eval", "predict", "train_")
+"""What figures of an evaluation, of a prediction and of a run as a whole begin with."""
+_BARE = re.compile(rf"(?<=:) *{NOT_FINITE}(?= *[,}}\]])")
+"""A value that is not finite, in place of JSON's."""
 _TIME = re.compile(r"(?:(\d{1,5}) days?, )?(\d{1,4}):(\d\d):(\d\d)(?:\.\d{1,9})?")
 COARSEST_S = 10.0
 """Elapsed times are whole seconds: a shorter difference of two says too little."""
@@ -96,7 +101,7 @@ def read_entry(line: Line) -> Entry | None:
     return Entry(
         _STEPS[name],
         int(step),
-        first("loss"),
+        _loss(fields),
         first("grad_norm"),
         first(*_RATES),
         int(tokens) if tokens and math.isfinite(tokens) else None,
@@ -105,15 +110,39 @@ def read_entry(line: Line) -> Entry | None:
     )
 
 
+def _loss(fields: dict[str, Any]) -> float | None:
+    """The loss of a step, NaN where it is null or a text that is no number.
+
+    Null is also how an evaluation and the end of a run say that they have none: they have figures
+    of their own, or no learning rate either.
+    """
+    if "loss" not in fields:
+        return None
+    value = fields["loss"]
+    if (number := as_number(value)) is not None or not isinstance(value, str | None):
+        return number
+    is_other = any(fields[name] is not None for name in fields if name.startswith(_OF_NO_STEP))
+    rates = [fields[name] for name in _RATES if name in fields]
+    has_no_rate = bool(rates) and rates.count(None) == len(rates)
+    return None if is_other or has_no_rate else figure(value or "nan")
+
+
 def as_object(line: Line) -> dict[str, Any]:
     """Return the JSON object that a line is; empty for any other line."""
-    if not line.text.lstrip("\ufeff \t").startswith("{"):
+    text = line.text.lstrip("\ufeff \t")
+    if not text.startswith("{"):
         return {}
-    try:
-        value = json.loads(line.text.lstrip("\ufeff"))
-    except (ValueError, RecursionError):
-        return {}
+    value = _json(text)
+    if value is None:  # a number may be spelled as C spells it
+        value = _json(_BARE.sub(lambda found: json.dumps(figure(found[0])), text))
     return value if isinstance(value, dict) else {}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _seconds(value: object) -> float | None:

@@ -7,19 +7,40 @@ side, as ``quick-parse-results.py`` prints them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from parse.log import unequal_sizes
+from parse.log import UNREAD_LOSSES, unequal_sizes
 from parse.records import PHASES, Iteration, Log, after_warmup, as_number, finite
 
 MINIMUM_TIMED = 2
 """Iterations after the warm-up below which no speed-up is worth stating."""
+FEWEST_COMMON = 5
+"""Iterations that two logs of other lengths must share; published logs have five or more."""
 ON_CPU = "measured on a CPU"
 """Why a CPU's figures never make a speed-up."""
+_OF_PAIRS = {
+    "world_size": "number of ranks",
+    "tp": "tensor-parallel size",
+    "pp": "pipeline-parallel size",
+    "global_batch_size": "global batch",
+    "micro_batch_size": "micro-batch",
+    "seq_length": "sequence length",
+    "num_layers": "number of layers",
+    "hidden": "hidden size",
+    "heads": "number of attention heads",
+    "parameters": "number of parameters",
+    "vocab_size": "vocabulary size",
+    "device_name": "device",
+}
+"""What decides the work of an iteration, or where it is done, and is no matter of the engine.
+
+A micro-batch is such a thing: gradients leave the device once a micro-batch. Sizes of subgroups and
+the share that is offloaded are an engine's own.
+"""
 TIMED = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
 _SHOWN_REJECTS = 5
 FROZEN_ITERATIONS = 3
@@ -262,7 +283,7 @@ class PairVerdict:
     @property
     def judged_on(self) -> str:
         """All that was compared, as a person reads it."""
-        losses = f"{self.num_losses} losses"
+        losses = _losses(self.num_losses)
         if not self.exact:
             return f"{losses} as printed"
         norms = [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
@@ -281,11 +302,15 @@ class PairVerdict:
         detail = f"largest difference {self.largest_difference:.3g} at iteration {self.largest_at}"
         if self.word == "differs":
             start = f"differs from iteration {self.from_iteration}"
-            return f"{start} ({self.num_losses} losses, {detail})"
+            return f"{start} ({_losses(self.num_losses)}, {detail})"
         if not self.largest_difference:
             norm = f"{self.largest_norm_difference:.3g}"
             detail = f"losses equal, gradient norms differ by up to {norm} of their size"
-        return f"close ({self.num_losses} losses, {detail})"
+        return f"close ({_losses(self.num_losses)}, {detail})"
+
+
+def _losses(count: int) -> str:
+    return f"{count} loss" if count == 1 else f"{count} losses"
 
 
 def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) -> PairVerdict:
@@ -398,7 +423,7 @@ def compare(
     Args:
         reference: What it is compared with.
         ours: The run whose speed-up is asked for.
-        warmup: First iterations to leave out of times (not of losses).
+        warmup: First iterations of each log to leave out of times (not of losses).
         tolerance: Largest absolute difference of two losses that allows a speed-up.
         keys: Of the two sides in the object; reasons call them so.
 
@@ -410,7 +435,8 @@ def compare(
     logs = dict(zip(keys, (reference, ours), strict=True))
     losses = {key: judge_log(log) for key, log in logs.items()}
     pair = judge_pair(reference, ours, tolerance)
-    times = {key: {phase: _times(log, phase, warmup) for phase in TIMED}
+    timed = set[int].intersection(*(_numbers(log, warmup) for log in logs.values()))
+    times = {key: {phase: _times(log, phase, timed) for phase in TIMED}
              for key, log in logs.items()}  # fmt: skip
     means, medians = (
         {key: {phase: of(ms) if ms else None for phase, ms in own.items()}
@@ -421,7 +447,7 @@ def compare(
     reasons = loss_reasons(tuple(key.replace("_", "-") for key in keys), tuple(losses.values()))
     if pair.word not in ("equal", "close"):
         reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
-    reasons += same_log_reasons(reference, ours)
+    reasons += log_reasons(reference, ours)
     reasons += timing_reasons([own["iteration"] for own in counts.values()], warmup)
     reasons += [ON_CPU] if reference.on_cpu or ours.on_cpu else []
     ratios = _ratios(medians)
@@ -474,6 +500,59 @@ def timing_reasons(timed: list[int], warmup: int) -> list[str]:
     ]
 
 
+def log_reasons(reference: Log, ours: Log) -> list[str]:
+    """Return why two logs, of which no run folder tells more, allow no speed-up, if they do not."""
+    return [
+        *same_log_reasons(reference, ours),
+        *_other_work_reasons(reference, ours),
+        *_overlap_reasons(reference, ours),
+        *_unread_loss_reasons(reference, ours),
+    ]
+
+
+def _other_work_reasons(reference: Log, ours: Log) -> list[str]:
+    """Say what both logs state, and state otherwise: the work of an iteration is another one."""
+    sides = [_stated(log) for log in (reference, ours)]
+    if (reference.metrics is None) != (ours.metrics is None):
+        # One side counts what tensor-parallel ranks share once, the other one once a rank.
+        sides[0]["parameters"] = None
+    pairs = ((title, *(side.get(name) for side in sides)) for name, title in _OF_PAIRS.items())
+    return [
+        f"{title} differs ({a} and {b})"
+        for title, a, b in pairs
+        if a is not None and b is not None and a != b
+    ]
+
+
+def _stated(log: Log) -> dict[str, Any]:
+    of_run = ("world_size", "parameters", "vocab_size", "device_name")
+    return log.settings | log.stated | {name: getattr(log, name) for name in of_run}
+
+
+def _overlap_reasons(reference: Log, ours: Log) -> list[str]:
+    """Say that two logs are of other iterations, of which they share next to nothing."""
+    sides = [_numbers(log) for log in (reference, ours)]
+    common, shorter = len(sides[0] & sides[1]), min(map(len, sides))
+    if sides[0] == sides[1] or (common >= FEWEST_COMMON and 2 * common > shorter):
+        return []
+    lengths = f"{len(sides[0])} and {len(sides[1])}"
+    return [
+        f"{common} of {lengths} iterations in common: at least {FEWEST_COMMON}, and more than half "
+        "of the shorter log, are needed"
+    ]
+
+
+def _unread_loss_reasons(reference: Log, ours: Log) -> list[str]:
+    """Say that a loss is unknown, which may be the one that is lost; exact figures tell it."""
+    unread = [
+        (log, reject.line)
+        for log in (reference, ours)
+        for reject in log.rejects
+        if reject.reason in UNREAD_LOSSES and not log.metrics
+    ]
+    return [f"the loss in line {line} of {log.path} cannot be read" for log, line in unread[:1]]
+
+
 def same_log_reasons(reference: Log, ours: Log) -> list[str]:
     """Return that two files hold one log, if they do: packed, renamed or with other ends of lines.
 
@@ -520,8 +599,12 @@ def _loss_detail(loss: LossVerdict) -> dict[str, Any]:
     }
 
 
-def _times(log: Log, phase: str, warmup: int) -> list[float]:
-    return finite([record.phase_ms(phase) for record in after_warmup(log.iterations, warmup)])
+def _numbers(log: Log, warmup: int = 0) -> set[int]:
+    return {record.iteration for record in after_warmup(log.iterations, warmup)}
+
+
+def _times(log: Log, phase: str, timed: Set[int]) -> list[float]:
+    return finite([r.phase_ms(phase) for r in log.iterations if r.iteration in timed])
 
 
 def _ratios(times_ms: dict[str, dict[str, float | None]]) -> dict[str, float | None]:

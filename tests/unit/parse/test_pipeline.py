@@ -59,7 +59,7 @@ def test_a_loss_that_is_nan_is_read(write_log):
     ("damaged", "reason"),
     [
         (line(2) + line(3), "two lines run together"),
-        (line(2, "9.5x"), "a pipeline line that cannot be read"),
+        (line(2, "9.5x"), "a pipeline line whose 'loss' cannot be read"),
         (line(2)[:-12], "a pipeline line that cannot be read"),
     ],
 )

@@ -140,7 +140,7 @@ def test_memory_is_a_table(write_log, tmp_path, recipe):
 
 def test_accumulation_and_rates_need_all_that_they_are_made_of(write_log, tmp_path):
     name = "log-7B-tp1-dp{}-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
-    logs = [str(write_log(name.format(dp))) for dp in (1, 2, 3)]
+    logs = [str(write_log(name.format(dp), head=[])) for dp in (1, 2, 3)]
     main([*logs, "--out", str(tmp_path / "out")])
     table = rows(tmp_path / "out" / "runs.csv")
     assert [row["accumulation"] for row in table] == ["2", "1", ""]

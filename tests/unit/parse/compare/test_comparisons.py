@@ -150,10 +150,31 @@ def test_two_copies_of_a_log_are_no_speed_up(lone_logs, write_log):
     assert f"{copy} says the same as {run.log.path}, line by line" in item.withheld
 
 
+def test_logs_whose_names_agree_and_whose_texts_do_not_are_no_speed_up(lone_logs):
+    (item,), (stock, stride) = lone_logs(("a", "stock", LONG), ("a", "stride", LONG))
+    assert item.withheld == ""
+    for old, new, why in (
+        (
+            "world size: 1, data-parallel-size: 1",
+            "world size: 4",
+            "number of ranks differs (1 and 4)",
+        ),
+        ("actual seqlen:    64", "actual seqlen:    32", "no stock run of this point"),
+        ("lm loss: 9.000000E+00", "lm loss: 9.0x0000E+00", "the loss in line 31 of"),
+    ):
+        kept = stride.log.path.read_text()
+        stride.log.path.write_text(kept.replace(old, new))
+        runs = [read_run(run.log.path) for run in (stock, stride)]
+        stride.log.path.write_text(kept)
+        label_runs(runs)
+        (item,) = compare_points(runs, 1)
+        assert why in item.withheld
+
+
 def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
     (item,), _ = lone_logs(("a", "stock", LONG), ("b", "stride", LONG[:7]))
     assert item.equality == "equal"
-    assert "stock has another iterations (10 for 7)" in item.withheld
+    assert "stock has another number of iterations (10 for 7)" in item.withheld
 
 
 def test_a_sweeps_own_reference_goes_before_those_of_others(lone_logs):

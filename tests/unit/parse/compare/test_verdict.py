@@ -3,11 +3,12 @@ import random
 from pathlib import Path
 
 import pytest
+from programs import parse_logs
 
 from parse.compare import compare_points
 from parse.log import read_log
 from parse.run import label_runs, read_sweep
-from parse.verdict import judge_log, judge_loss, judge_pair
+from parse.verdict import compare, judge_log, judge_loss, judge_pair
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -179,3 +180,144 @@ def test_a_gate_does_not_let_a_skipped_run_pass(sweep_writer, write_log):
     assert "loss: that of unchanged weights" in item.findings[0].verdict
     assert "skipped" in item.withheld or "unchanged weights" in item.withheld
     assert [run.status for run in runs] == ["skipped", "skipped"]
+
+
+HEAD = (
+    "using world size: {0}, data-parallel-size: {0}, sequence-parallel size: 1, "
+    "tensor-model-parallel size: 1, pipeline-model-parallel size: 1 "
+)
+PACES = tuple(0.5 + 0.01 * at for at in range(12)), tuple(0.25 + 0.01 * at for at in range(12))
+FALLING = tuple(9.0 - 0.25 * at for at in range(12))
+
+
+def both(write_log, second, first=None, name="{}.log"):
+    """Compare two logs that train alike, the second twice as fast, each with changed fields."""
+    sides = []
+    for at, (pace, changed) in enumerate(zip(PACES, (first or {}, second), strict=True)):
+        fields = {"losses": FALLING, "seconds": pace, **changed}
+        sides.append(read_log(write_log(name.format(at), **fields)))
+    return compare(*sides)
+
+
+def arguments(**sizes):
+    return [HEAD.format(1), *(f"  {name} {'.' * 20} {size}" for name, size in sizes.items())]
+
+
+@pytest.mark.parametrize(
+    ("second", "first", "why"),
+    [
+        ({"head": [HEAD.format(4)]}, {"head": [HEAD.format(1)]},
+         "number of ranks differs (1 and 4)"),
+        ({"batch": 8}, {}, "global batch differs (2 and 8)"),
+        ({"head": arguments(num_layers=2, hidden_size=256)},
+         {"head": arguments(num_layers=32, hidden_size=4096)},
+         "number of layers differs (32 and 2); hidden size differs (4096 and 256)"),
+        ({"head": arguments(micro_batch_size=1)}, {"head": arguments(micro_batch_size=2)},
+         "micro-batch differs (2 and 1)"),
+        ({"head": [" > padded vocab (size: 9) with 1 dummy tokens (new size: 10)"]},
+         {"head": [" > padded vocab (size: 9) with 3 dummy tokens (new size: 12)"]},
+         "vocabulary size differs (12 and 10)"),
+    ],
+)  # fmt: skip
+def test_logs_that_state_other_work_have_no_speed_up(write_log, second, first, why):
+    result = both(write_log, second, first)
+    assert (result["verdict"]["pair"], result["speedup"]) == ("equal", None)
+    assert result["speedup_withheld"] == why
+
+
+def test_another_length_of_sequences_is_other_work(write_log):
+    first, second = (write_log(f"{at}.log", losses=FALLING, seconds=PACES[at]) for at in (0, 1))
+    second.write_text(second.read_text().replace("actual seqlen:    64", "actual seqlen:    32"))
+    result = compare(read_log(first), read_log(second))
+    assert result["speedup_withheld"] == "sequence length differs (64 and 32)"
+
+
+def test_a_run_that_starts_anew_states_its_own_work(write_log, recipe):
+    earlier = recipe(losses=FALLING, batch=8).text()
+    first = write_log("0.log", losses=FALLING, seconds=PACES[0])
+    second = write_log("1.log", text=earlier + recipe(losses=FALLING, seconds=PACES[1]).text())
+    result = compare(read_log(first), read_log(second))
+    assert result["speedup"] == pytest.approx(0.56 / 0.31)
+
+
+def test_stages_of_a_pipeline_count_as_ranks(write_log):
+    name = "log-7B-tp1-pp2-dp2-l32-h4-a2-sl64-gbs2-mbs1-ratio1-subg1-prefetch0-flush_async0-{}.log"
+    result = both(write_log, {"head": []}, {"head": ["using world size: 4"]}, name)
+    assert result["speedup_withheld"] is None
+
+
+def test_what_an_engine_may_choose_or_one_log_alone_states_withholds_nothing(write_log):
+    zero = "[1] [INFO] [config.py:1:print]   zero_config .... stage=3 sub_group_size={} ratio={} x"
+    own = ({"head": [HEAD.format(1), zero.format(*sizes)]} for sizes in ((100, 1.0), (200, 0.5)))
+    assert both(write_log, *own)["speedup"] == pytest.approx(0.56 / 0.31)
+    stated = {"head": arguments(num_layers=2, micro_batch_size=1)}
+    assert both(write_log, stated, {"head": []})["speedup_withheld"] is None
+
+
+def test_the_text_of_a_log_goes_before_its_name(write_log):
+    name = "log-7B-tp1-dp1-l32-h4-a2-sl64-gbs2-mbs2-ratio1-subg100-prefetch{0}-flush_async{0}.log"
+    first, second = {"head": [HEAD.format(1)]}, {"head": [HEAD.format(4)]}
+    result = both(write_log, second, first, name)
+    assert result["speedup_withheld"] == "number of ranks differs (1 and 4)"
+    assert "ours: its name says dp 1, its text 4: the text counts" in result["notes"]
+    other = {"head": arguments(num_layers=2, micro_batch_size=2)}
+    result = both(write_log, other, first, name)
+    assert result["speedup_withheld"] == "number of layers differs (32 and 2)"
+    assert result["notes"] == ["ours: its name says num_layers 32, its text 2: the text counts"]
+
+
+def test_a_name_that_contradicts_its_log_is_told(write_log, tmp_path, capsys):
+    name = "log-7B-tp1-dp4-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    path = write_log(name, losses=FALLING)
+    assert parse_logs([str(path), "--out", str(tmp_path / "out")]) == 0
+    said = "its name says dp 4, its text 1: the text counts"
+    assert capsys.readouterr().err == f"parse: {path}: {said}\n"
+
+
+def part(write_log, recipe, numbers):
+    """Compare all of twelve iterations with some of them."""
+    paths = []
+    for at, pace in enumerate(PACES):
+        made = recipe(losses=FALLING, seconds=pace)
+        head, *blocks = made.blocks()
+        kept = blocks if at == 0 else [blocks[number - 1] for number in numbers]
+        text = "".join(f"{line}\n" for block in [head, *kept] for line in block)
+        paths.append(write_log(f"{at}.log", text=text))
+    return compare(*map(read_log, paths))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ([1, 2, 3], "3 of 12 and 3 iterations in common: at least 5, and more than half of the "),
+        ([1, 2, 3, 4], "4 of 12 and 4 iterations in common: at least 5"),
+    ],
+)
+def test_logs_with_few_iterations_in_common_have_no_speed_up(write_log, recipe, numbers, why):
+    result = part(write_log, recipe, numbers)
+    assert result["verdict"]["pair"] == "equal"
+    assert result["speedup_withheld"].startswith(why)
+
+
+def test_only_common_iterations_are_timed(write_log, recipe):
+    result = part(write_log, recipe, range(1, 7))
+    assert result["speedup_withheld"] is None
+    assert [times["iteration"] for times in result["timed_iterations"].values()] == [5, 5]
+    assert result["speedup"] == pytest.approx(0.53 / 0.28)
+
+
+def test_half_of_the_shorter_log_is_too_little(write_log, recipe):
+    paths = []
+    for at, (pace, first) in enumerate(zip(PACES, (1, 7), strict=True)):
+        made = recipe(losses=tuple(9.0 - 0.25 * i for i in range(18)), seconds=pace + pace[:6])
+        head, *blocks = made.blocks()
+        lines = [line for block in [head, *blocks[first - 1 : first + 11]] for line in block]
+        paths.append(write_log(f"{at}.log", text="".join(f"{line}\n" for line in lines)))
+    result = compare(*map(read_log, paths))
+    assert (result["verdict"]["pair"], result["speedup"]) == ("equal", None)
+    assert result["speedup_withheld"].startswith("6 of 12 and 12 iterations in common")
+
+
+def test_one_loss_is_not_called_losses(write_log):
+    assert pair(write_log, (9.0,), (9.0,)).text == "equal (1 loss as printed)"
+    assert "(1 loss, largest" in pair(write_log, (9.0,), (8.0,)).text
