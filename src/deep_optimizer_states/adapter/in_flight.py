@@ -139,7 +139,7 @@ class WeightsInFlight:
             module.register_forward_pre_hook(self._hook_of(module), prepend=True)
             for module in hookable(get_module())
         ]
-        layers = [it for it in get_module().modules() if isinstance(it, EncoderLayer)]
+        layers = [it for it in get_module().modules() if is_looked_into(it)]
         self._layers = [(it, _BeforeEncoderLayer(self, *self._params_of(it))) for it in layers]
         self._while_up: dict[Module, RemovableHandle] = {}
 
@@ -177,6 +177,7 @@ class WeightsInFlight:
             _up.add(self)
         self.is_up = True
         for layer, hook in self._layers:
+            self.unhook(layer)
             self._while_up[layer] = layer.register_forward_pre_hook(hook, prepend=True)
         for key, param in self._params.items():
             self._waiting[key] = param
@@ -253,13 +254,21 @@ def _before_compiling(*_args: Any) -> None:
         weights.before_compiling()
 
 
+def is_looked_into(module: Module) -> bool:
+    """Return whether the forward of a module looks for hooks in it, which all are torch's own.
+
+    Whose forward is another one does not look, and may give weights to whatever reads them.
+    """
+    if not isinstance(module, EncoderLayer) or type(module).forward is not EncoderLayer.forward:
+        return False
+    parts = (part for part in module.modules() if part is not module)
+    return all(type(part).__module__.startswith("torch.nn.") for part in parts)
+
+
 def hookable(model: Module) -> Iterator[Module]:
     """Return the modules of a model that may have a hook, see [Note: evaluation]."""
     inside = {
-        id(part)
-        for layer in model.modules()
-        if isinstance(layer, EncoderLayer)
-        for part in layer.modules()
+        id(part) for layer in model.modules() if is_looked_into(layer) for part in layer.modules()
     }
     for module in model.modules():
         if id(module) not in inside and not isinstance(module, torch.jit.ScriptModule):
@@ -310,8 +319,11 @@ def _hook_of_a_copy() -> Callable[..., None]:
     return _nothing
 
 
-def _nothing(_module: Module, _args: Any) -> None:
-    return
+def _nothing(module: Module, _args: Any) -> None:
+    if not torch.compiler.is_compiling():  # it goes, as in the model that was copied
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if hook is _nothing]:
+            del hooks[key]
 
 
 def is_read_unseen(module: Module) -> bool:

@@ -214,6 +214,33 @@ def test_an_encoder_layer_takes_its_shorter_way_in_evaluation(shorter, part):
     assert not any(it._forward_pre_hooks for it in inside)
 
 
+def test_a_copy_that_was_made_in_flight_takes_the_shorter_way_too(shorter):
+    fixture = Fixture(encoder_layer)
+    copied = copy.deepcopy(fixture.model).eval()
+    with torch.no_grad():
+        copied(torch.ones(1, 2, 4))
+    assert shorter.call_count == 1
+    assert not copied._forward_pre_hooks
+
+
+class OtherForward(TransformerEncoderLayer):
+    def forward(self, x):
+        return torch.Tensor.as_subclass(self.linear1.weight, torch.Tensor) + x.sum()
+
+
+def other_part():
+    layer = encoder_layer()
+    layer.linear1 = type("Mine", (Linear,), {})(4, 8)
+    return layer
+
+
+@pytest.mark.parametrize("make", [lambda: OtherForward(4, 2, 8), other_part])
+def test_an_encoder_layer_with_code_of_the_users_has_hooks(make):
+    """Its code may read weights by what torch does not tell of."""
+    layer = Fixture(make).model
+    assert all(part._forward_pre_hooks for part in layer.modules())
+
+
 def test_in_training_an_encoder_layer_waits_for_what_it_reads():
     fixture = Fixture(lambda: Sequential(encoder_layer(), encoder_layer()))
     fixture.model[0](torch.ones(1, 2, 4))
