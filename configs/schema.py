@@ -78,15 +78,14 @@ class Point(Table, use_attribute_docstrings=True):  # for --help
     A study's own fields are added by :attr:`configs.study.Study.point_type`.
     """
 
-    study: ClassVar[Study] = None  # type: ignore[assignment]
-    """The study whose engine and fields it has; :attr:`configs.study.Study.point_type` sets it.
-    Only tests make a point of no study."""
+    study: ClassVar[Study]
+    """The study whose engine and fields it has; :attr:`configs.study.Study.point_type` sets it."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
     model: Model
     """The model, by name or as a table."""
     engine: str = ""
-    """One of the study's engines, by default its reference; empty for a point of no study."""
+    """One of the study's engines, by default its reference."""
     tp: PositiveInt = 1
     """Tensor-parallel degree, in ranks."""
     dp: PositiveInt = 1
@@ -161,8 +160,7 @@ class Point(Table, use_attribute_docstrings=True):  # for --help
                 raise ValueError(f"the model's {field} {size} cannot be split over tp {self.tp}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
-        if self.study is not None:
-            self._check_engine(self.study)
+        self._check_engine(self.study)
         return self
 
     def _check_engine(self, study: Study) -> None:
@@ -203,13 +201,7 @@ class Point(Table, use_attribute_docstrings=True):  # for --help
 
     @property
     def row(self) -> Engine:
-        """The engine as its study describes it.
-
-        Raises:
-            TypeError: the point belongs to no study.
-        """
-        if self.study is None:
-            raise TypeError("a point of no study has no engine")
+        """The engine as its study describes it."""
         return self.study.engines[self.engine]
 
     def value(self, name: str) -> Any:
@@ -233,7 +225,7 @@ class Point(Table, use_attribute_docstrings=True):  # for --help
         A field of some engines alone is for the engine's own part to name, which does so where it
         has words for it, and lists those that are not at their default where it has none.
         """
-        m, template = self.model, self.row.log if self.study else ""
+        m, template = self.model, self.row.log
         stages = f"-pp{self.pp}" if self.pp > 1 else ""
         link = f"-link{self.link_mbit}" if self.link_mbit else ""
         parts = [
@@ -241,7 +233,7 @@ class Point(Table, use_attribute_docstrings=True):  # for --help
             f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}{link}"
         ]
         own = [template.format_map(self.values) or f"engine_{self.engine}"]
-        for name, row in self.study.fields.items() if self.study else ():
+        for name, row in self.study.fields.items():
             value = getattr(self, name)
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             if row.log and not row.only_some_engines:

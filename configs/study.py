@@ -442,9 +442,14 @@ def _spelled(word: str) -> str:
     return word.strip().lower().replace("_", "-").replace(" ", "-")
 
 
+def folders_of_studies() -> list[str]:
+    """Return the names of the shipped studies' folders, and of their results."""
+    return sorted(path.parent.name for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}"))
+
+
 def study_names() -> list[str]:
     """Return the names of the shipped studies, the default first."""
-    studies = [load_study(path.parent.name) for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}")]
+    studies = [load_study(name) for name in folders_of_studies()]
     return [study.name for study in sorted(studies, key=lambda one: (not one.is_default, one.name))]
 
 
@@ -463,8 +468,7 @@ def load_study(name_or_folder: str | Path) -> Study:
     for folder in (STUDIES_DIR / name_or_folder, Path(name_or_folder)):
         if (folder / STUDY_FILE).is_file():
             return _load_folder(folder.resolve())
-    names = sorted(path.parent.name for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}"))
-    unknown = explain.unknown("study", str(name_or_folder), names)
+    unknown = explain.unknown("study", str(name_or_folder), folders_of_studies())
     raise ConfigError(f"{unknown}; or give a folder with a {STUDY_FILE}")
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.files import read_toml
 from configs.naming import name_points
 from configs.schema import MODEL_FIELDS, Point
-from configs.study import Study, default_study
+from configs.study import Study, default_study, folders_of_studies
 from configs.table import NAME_PATTERN, Table
 
 AUTO_MODEL = "auto"
@@ -85,12 +85,15 @@ class Sweep(_Form):
     study: Study
     """Whose engines and fields it has; no field of the file."""
 
-    @field_validator("name")
-    @classmethod
-    def _has_a_folder_of_its_own(cls, name: str) -> str:
-        if re.fullmatch(TAKEN_NAMES, name):
-            raise ValueError("the results folder of that name is for other runs; choose another")
-        return name
+    @model_validator(mode="after")
+    def _has_a_folder_of_its_own(self) -> Self:
+        # Sweeps of the default study lie beside the folders of the other studies.
+        is_study = self.study is default_study() and self.name in folders_of_studies()
+        if is_study or re.fullmatch(TAKEN_NAMES, self.name):
+            raise ValueError(
+                f"name = '{self.name}': its results folder is for other runs; choose another"
+            )
+        return self
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:

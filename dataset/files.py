@@ -121,7 +121,7 @@ def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
 
 def progress(label: str, total_bytes: int) -> Any:
     """Return tqdm's bar over bytes: on a terminal at once, in a log a line now and then."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     interval_s = TERMINAL_INTERVAL_S if sys.stderr.isatty() else LOG_INTERVAL_S
     tqdm.monitor_interval = 0  # no thread of its own

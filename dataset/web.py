@@ -144,16 +144,19 @@ class TextFilter(BaseFilter):
 
 
 class _Words(WordTokenizer):
-    """Words of a text that is already without punctuation; datatrove's own needs spaCy."""
+    """Words of a text that is already without punctuation, and so of one sentence alone.
+
+    datatrove's own needs spaCy.
+    """
 
     def word_tokenize(self, text: str) -> list[str]:
         return text.split()
 
     def sent_tokenize(self, text: str) -> list[str]:
-        raise NotImplementedError
+        return [text]
 
     def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        raise NotImplementedError
+        return [(0, len(text))]
 
 
 class EvaluationFilter(NGramsDecontFilter):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -301,9 +302,12 @@ class Reader:
             text = text.split()[0]
         start, self._at = self._at, self._at + len(text)
         try:
-            return json.loads(text)
+            strict = json.loads(text)
         except ValueError:  # no JSON, or more digits than Python reads
             pass
+        else:
+            is_finite = not isinstance(strict, float) or math.isfinite(strict)
+            return strict if is_finite else self._open(text, start)  # as 1e400 and NaN
         if text.lower() in _CONSTANTS:
             value: Any = _CONSTANTS[text.lower()]
         elif (number := number_of(text)) is not None:

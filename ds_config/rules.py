@@ -286,5 +286,4 @@ def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any, least: float = -math.inf) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and least <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from launch.records import RunFolder
 from launch.simulate.workloads import workload_of_point
 
 
-class Trainer:
+class Trainer(abc.ABC):
     """What the ranks of a run run, and what it leaves behind."""
 
     name: ClassVar[str]
@@ -68,9 +69,9 @@ class Trainer:
         """
         return workload_of_point(point)
 
+    @abc.abstractmethod
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""
-        raise NotImplementedError
 
     def environment(self, point: Point) -> dict[str, str]:
         """Return variables that it needs, over those of every run."""

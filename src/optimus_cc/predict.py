@@ -49,7 +49,7 @@ ALL = (UNCOMPRESSED, "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-
 """Schemes of ``--scheme all``: the published ones, and two with all messages compressed."""
 _NUMBERS = ("inter_grad_comp_rank", "grad_comp_rank", "selective_grad_comp_way")
 SLOWEST_GBIT, FASTEST_GBIT = 1e-6, 1e6
-"""Links that ``--links`` takes, Gb/s a node; beyond them times lose their digits."""
+"""Links that are simulated, Gb/s a node; beyond them times lose their digits."""
 _EPILOG = f"""\
 schemes: {", ".join(PARTS)}, and several with '+' between them; 'all' is
 {", ".join(ALL)}.
@@ -239,8 +239,14 @@ class Cluster:
             dtype: Of the model.
             gbit: A node's link in Gb/s; 0 for the cluster's own.
             copies: How often each message goes over the link.
+
+        Raises:
+            PredictionError: The link is slower or faster than any.
         """
-        stages = range(workload.pp)
+        stages, gbit = range(workload.pp), gbit or self.link_gbit
+        if not SLOWEST_GBIT <= gbit <= FASTEST_GBIT:
+            known = f"give {SLOWEST_GBIT:g} to {FASTEST_GBIT:g} Gb/s"
+            raise PredictionError(f"a link of {gbit:g} Gb/s cannot be simulated: {known}")
         flops_per_s, memory = self.flops_per_s[dtype], self.memory_bytes_per_s
         # A layer has two all-reduces of activations over the shards.
         shared_s = 2 * ring_bytes(workload.message_bytes, workload.tp) / self.nvlink_bytes_per_s
@@ -261,7 +267,7 @@ class Cluster:
             backward_s=backward,
             reduction_s=[4 * numel * workload.element_bytes / memory for numel in numels],
             update_s=[_ADAM_BYTES * numel / memory for numel in numels],
-            bytes_per_s=(gbit or self.link_gbit) * 1e9 / 8 * self.link_share,
+            bytes_per_s=gbit * 1e9 / 8 * self.link_share,
             latency_s=self.latency_s,
             copies=copies,
             pack_s=self._factorise_s(rows, columns, rank, dtype),
@@ -630,8 +636,6 @@ def _rates(text: str) -> list[float]:
         rates = [float(word) for word in text.split(",")]
     except ValueError:
         rates = [0.0]
-    if not all(SLOWEST_GBIT <= rate <= FASTEST_GBIT for rate in rates):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give rates from {SLOWEST_GBIT:g} to {FASTEST_GBIT:g}, as 0.1,1,10"
-        )
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive rates, as 0.1,1,10")
     return rates

@@ -7,8 +7,9 @@ import pytest
 import torch
 from trainer_runs import ITERATIONS, MODEL, events_of, launch, train_together, write_run
 
-from configs.schema import Point
+from configs.study import default_study
 
+Point = default_study().point_type
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TOGETHER = {
     "plain": {},

@@ -15,8 +15,8 @@ import sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from launch.train_loop import megatron_cpu, model
-from configs.schema import Point
 from configs.study import default_study
+Point = default_study().point_type
 megatron_cpu.apply()
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -19,7 +19,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed as dist
 
-from configs.schema import Model, Point
+from configs.schema import Model
+from configs.study import default_study
 from launch.train_loop import megatron_cpu
 from launch.train_loop.model import make_gpt
 from optimus_cc import (
@@ -35,6 +36,8 @@ from optimus_cc import (
 from optimus_cc.backpropagation import BackwardCompressor
 from optimus_cc.gradients import Place, TiedEmbedding, make_group
 from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
+
+Point = default_study().point_type
 
 HIDDEN, LENGTH, VOCABULARY, MICRO_BATCH = 16, 8, 32, 2
 CPU = torch.device("cpu")

@@ -97,6 +97,7 @@ def test_a_test_that_expects_a_refusal_is_left_out(monkeypatch):
     assert [only for plugin, only in asked if plugin] == [[], []]
 
 
+@pytest.mark.own_process  # a suite that ran it here would end the tests
 @pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)"])
 def test_a_file_that_was_stopped_is_not_recorded(tmp_path, monkeypatch, end):
     monkeypatch.setattr(suite, "HERE", tmp_path)  # its hook needs DeepSpeed's tests

@@ -31,6 +31,7 @@ their parameters is enough.
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,7 +175,7 @@ class WeightsInFlight:
                 # A function that is compiled by itself may come past here; it must not see this.
                 self._pass = torch.compiler.disable(self._wait_for)  # type: ignore[no-untyped-call]
             _listen_to_compiler()
-            _up.add(self)
+            _listeners.add(self)
         self.is_up = True
         for layer, hook in self._layers:
             self.unhook(layer)
@@ -239,7 +240,8 @@ class WeightsInFlight:
             self._while_up.pop(layer).remove()
 
 
-_up: weakref.WeakSet[WeightsInFlight] = weakref.WeakSet()
+_listeners: weakref.WeakSet[WeightsInFlight] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_listeners.clear)  # no update of theirs goes on there
 
 
 def _listen_to_compiler() -> None:
@@ -250,7 +252,8 @@ def _listen_to_compiler() -> None:
 
 
 def _before_compiling(*_args: Any) -> None:
-    for weights in list(_up):
+    # torch holds a lock meanwhile: nothing here may compile, and who else does waits for this.
+    for weights in list(_listeners):
         weights.before_compiling()
 
 

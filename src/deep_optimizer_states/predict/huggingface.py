@@ -34,6 +34,11 @@ LOSS_COPIES = 3
 """Arrays of logits when backward begins elsewhere: their logarithms, and two gradients of them."""
 LAYER_COUNTS = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
 """Fields of configurations that count layers of a kind, in most families."""
+SIZES = (
+    *(*LAYER_COUNTS, "n_layer", "n_layers", "hidden_size", "n_embd", "d_model", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "n_head", "num_heads"),
+)
+"""Fields without which there is no model; feed-forward parts some families have none of."""
 VALUES_NEEDED = ("DataDependentOutputException", "DynamicOutputShapeException")
 """Names of what torch raises where code asks a tensor without memory for a value, or by one."""
 CHECKPOINT_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -89,7 +94,7 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
         ModelError: transformers is not installed, does not know the type or refuses a size.
     """
     whole, table = table, _text_part(table)
-    _refuse_no_layers(table, source)
+    _refuse_impossible_sizes(table, source)
     config = _config_of(table, source)
     name = str(table.get("_name_or_path") or table["model_type"])
     if whole is not table:
@@ -124,14 +129,13 @@ def model_of_config(table: Mapping[str, Any], source: str = "config.json") -> Co
         )
 
 
-def _refuse_no_layers(table: Mapping[str, Any], source: str) -> None:
-    counts = {name: table[name] for name in (*LAYER_COUNTS, "n_layer", "n_layers") if name in table}
-    numbers = {name: count for name, count in counts.items() if type(count) is int}
-    if numbers and (sum(numbers.values()) < 1 or min(numbers.values()) < 0):
-        raise ModelError(
-            f"{source}: {', '.join(f'{name} = {count}' for name, count in numbers.items())}: "
-            "give at least 1"
-        )
+def _refuse_impossible_sizes(table: Mapping[str, Any], source: str) -> None:
+    given = {name: value for name, value in table.items() if type(value) is int}
+    has_layers = any(given.get(name, 0) > 0 for name in LAYER_COUNTS)
+    for name in SIZES:
+        least = 0 if has_layers and name in LAYER_COUNTS else 1  # an encoder, or a decoder, alone
+        if given.get(name, least) < least:
+            raise ModelError(f"{source}: {name} = {given[name]}: give at least {least}")
 
 
 def _first_number(config: Any, names: Iterable[str]) -> int:

@@ -93,6 +93,7 @@ def test_the_small_form_replaces_what_it_gives_and_keeps_the_rest():
         ({"name": "../up"}, "name"),
         ({"name": "single"}, "is for other runs; choose another"),
         ({"name": "simulated-h100x4"}, "is for other runs; choose another"),
+        ({"name": "zero-ladder"}, "name = 'zero-ladder': its results folder is for other runs"),
         ({"tiny": {"grid": {"zz": 1}}}, "unknown field 'zz'"),
         ({"engines": []}, "engines"),
         ({"grid": {"model": ["7B", "tny"]}}, "unknown model 'tny': did you mean 'tiny'"),

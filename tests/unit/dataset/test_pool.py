@@ -50,6 +50,7 @@ def test_an_error_in_a_worker_is_raised_here():
         list(ordered(fail, range(3), 1))
 
 
+@pytest.mark.own_process  # a pool that ran its work here would end the tests
 def test_a_worker_that_died_is_an_error_with_advice():
     with pytest.raises(DatasetError, match=r"a worker process died.*fewer --workers"):
         list(ordered(die, range(6), 1))

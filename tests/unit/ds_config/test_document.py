@@ -30,13 +30,22 @@ def test_strict_json_is_read_as_it_is(table, indent, is_ascii):
     assert all(place.is_choice for place in reader.places)
 
 
-@pytest.mark.parametrize("number", ["1e400", "9" * 5000])
-def test_numbers_that_are_too_large_are_faults(tmp_path, capsys, number):
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "-Infinity", "9" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"train_batch_size": 8, "gradient_clipping": #}',
+        '{"train_batch_size": #, "gradient_accumulation_steps": #}',
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 3, "reduce_bucket_size": #}}',
+        '{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"betas": [0.9, #]}}}',
+    ],
+)
+def test_what_is_no_finite_number_is_a_fault(tmp_path, capsys, number, text):
     path = tmp_path / "ds.json"
-    path.write_text(f'{{"train_batch_size": {number}}}')
-    assert explain_or_advise(["explain", path]) == 1
-    said = capsys.readouterr().out
-    assert "train_batch_size" in said.partition("Key by key")[0]
+    path.write_text(text.replace("#", number))
+    assert explain_or_advise(["explain", path, "--model", "7B"]) == 1
+    faults = capsys.readouterr().out.partition("Faults")[2].partition("Key by key")[0]
+    assert number[:40] in faults
 
 
 PIECES = [

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 from types import SimpleNamespace
 from unittest import mock
@@ -188,6 +189,33 @@ def test_a_function_that_compiles_as_a_whole_gets_plain_parameters_until_step_wa
         assert "0.weight" in fixture.waited_for
         num_steps += 1
     assert num_steps == MOST_COMPILED
+
+
+def test_what_a_child_of_fork_compiles_waits_for_nobody(fixture):
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # imports the compiler
+    fixture.weights.put_up()
+    fixture.barrier.waited_for.clear()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
+            code = len(fixture.barrier.waited_for)
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_compiler_that_meets_a_failed_update_says_so_and_compiles_later(fixture):
+    compiled = torch.compile(lambda weight, x: x @ weight, backend="eager", fullgraph=True)
+    weight, x = fixture.model[0].weight, torch.ones(2, 3)
+    compiled(weight.detach(), x)
+    fixture.weights.put_up()
+    fixture.barrier.fails = True
+    with pytest.raises(Exception, match="the update failed"):
+        compiled(weight, x)
+    fixture.barrier.fails = False
+    assert torch.equal(compiled(weight, x), x @ weight)
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@ import pytest
 import torch
 
 from configs.errors import ConfigError
-from configs.schema import Model, Point
+from configs.schema import Model
+from configs.study import default_study
 from launch.train_loop.data import MicroBatches, sample_indices
+
+Point = default_study().point_type
 
 MODEL = Model(
     name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=8, vocab_size=100

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.schema import Model, Point
+from configs.schema import Model
+from configs.study import default_study
 from launch.train_loop import deepspeed_adapter, loop
 from launch.train_loop.loop import PeakMemory, learning_rate
 from launch.train_loop.runtime import eager_imports
+
+Point = default_study().point_type
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
 CPU = torch.device("cpu")

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.schema import Model, Point
+from configs.schema import Model
+from configs.study import default_study
 from launch.train_loop.model import SdpaAttention, causal_mask
+
+Point = default_study().point_type
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=16)
 POINT = Point(model=MODEL, micro_batch_size=2, global_batch_size=2)

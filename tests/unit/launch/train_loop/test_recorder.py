@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import Model, Point
+from configs.schema import Model
 from configs.study import default_study, make_point
 from launch.train_loop.recorder import Iteration, Recorder, flops_per_iteration, iteration_line
 from launch.train_loop.runfile import RunFile, ranks_from_environment
+
+Point = default_study().point_type
 
 MODEL = Model(name="m", hidden=4096, ffn=11008, layers=32, heads=32, kv_heads=4)
 POINT = Point(model=MODEL, iterations=10)

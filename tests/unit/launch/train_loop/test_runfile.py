@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.files import ROOT
-from configs.schema import Model, Point
+from configs.schema import Model
 from configs.study import default_study
 from launch.backends.own import LIGHTNING_MODULE, PIPELINE_MODULE
 from launch.launchers import TRAINER_MODULE
@@ -17,6 +17,8 @@ from launch.pretrain_gpt import train
 from launch.process.outcome import judge
 from launch.process.supervise import Ending
 from launch.train_loop.runfile import ranks_from_environment, read_run_file, run_program
+
+Point = default_study().point_type
 
 POINT: dict[str, Any] = {
     "model": {"name": "m", "hidden": 64, "ffn": 96, "layers": 2, "heads": 4, "kv_heads": 2},
