@@ -22,10 +22,9 @@ that gets a weight as an argument is compiled when nothing is in flight; if that
 again, since the class is another each time, ``step()`` waits as well.
 
 [Note: evaluation] In evaluation some of torch's layers have a shorter way with other bits, which
-they take only if all weights below them are plain parameters, and no module below them has a hook.
-So there a module waits for all parameters below it. In these layers no module has a hook but while
-something is in flight, and the layer's own goes before its forward looks. In training the class of
-their parameters is enough.
+they take only if all weights below them are plain parameters. So there a module waits for all
+parameters below it. Encoder layers also look for hooks, in themselves and below: they get none, and
+``step()`` waits for the whole update of a model that has one.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter, TransformerEncoderLayer as EncoderLayer
+from torch.nn import Module, Parameter, TransformerEncoderLayer
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from deep_optimizer_states.adapter.barrier import Barrier
 
@@ -140,20 +138,13 @@ class WeightsInFlight:
             module.register_forward_pre_hook(self._hook_of(module), prepend=True)
             for module in hookable(get_module())
         ]
-        layers = [it for it in get_module().modules() if is_looked_into(it)]
-        self._layers = [(it, _BeforeEncoderLayer(self, *self._params_of(it))) for it in layers]
-        self._while_up: dict[Module, RemovableHandle] = {}
 
     def _hook_of(self, module: Module) -> _BeforeForward:
-        return _BeforeForward(self, *self._params_of(module))
-
-    def _params_of(self, module: Module) -> tuple[list[Parameter], list[Parameter]]:
-        """Return those of a module itself, and all below it."""
         own, below = (
             [param for param in module.parameters(recurse) if id(param) in self._params]
             for recurse in (False, True)
         )
-        return own, below
+        return _BeforeForward(self, own, below)
 
     @property
     def may_wait(self) -> bool:
@@ -177,9 +168,6 @@ class WeightsInFlight:
             _listen_to_compiler()
             _listeners.add(self)
         self.is_up = True
-        for layer, hook in self._layers:
-            self.unhook(layer)
-            self._while_up[layer] = layer.register_forward_pre_hook(hook, prepend=True)
         for key, param in self._params.items():
             self._waiting[key] = param
             param.__class__ = self._class
@@ -230,14 +218,6 @@ class WeightsInFlight:
         param.__class__ = Parameter
         self._waiting.pop(id(param), None)
         self.is_up = bool(self._waiting)
-        if not self.is_up:
-            for layer in list(self._while_up):
-                self.unhook(layer)
-
-    def unhook(self, layer: Module) -> None:
-        """Leave an encoder layer without a hook, see [Note: evaluation]."""
-        if layer in self._while_up:
-            self._while_up.pop(layer).remove()
 
 
 _listeners: weakref.WeakSet[WeightsInFlight] = weakref.WeakSet()
@@ -257,22 +237,10 @@ def _before_compiling(*_args: Any) -> None:
         weights.before_compiling()
 
 
-def is_looked_into(module: Module) -> bool:
-    """Return whether the forward of a module looks for hooks in it, which all are torch's own.
-
-    Whose forward is another one does not look, and may give weights to whatever reads them.
-    """
-    if not isinstance(module, EncoderLayer) or type(module).forward is not EncoderLayer.forward:
-        return False
-    parts = (part for part in module.modules() if part is not module)
-    return all(type(part).__module__.startswith("torch.nn.") for part in parts)
-
-
 def hookable(model: Module) -> Iterator[Module]:
     """Return the modules of a model that may have a hook, see [Note: evaluation]."""
-    inside = {
-        id(part) for layer in model.modules() if is_looked_into(layer) for part in layer.modules()
-    }
+    layers = (it for it in model.modules() if isinstance(it, TransformerEncoderLayer))
+    inside = {id(part) for layer in layers for part in layer.modules()}
     for module in model.modules():
         if id(module) not in inside and not isinstance(module, torch.jit.ScriptModule):
             yield module
@@ -309,31 +277,19 @@ class _BeforeForward(ModuleHook):
                     weights.let_through(param)
 
 
-class _BeforeEncoderLayer(_BeforeForward):
-    """Is gone before the forward begins that it waits for."""
-
-    def __call__(self, module: Module, args: Any) -> None:
-        super().__call__(module, args)
-        if not module.training:
-            self._weights.unhook(module)
-
-
 def _hook_of_a_copy() -> Callable[..., None]:
     return _nothing
 
 
-def _nothing(module: Module, _args: Any) -> None:
-    if not torch.compiler.is_compiling():  # it goes, as in the model that was copied
-        hooks = module._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if hook is _nothing]:
-            del hooks[key]
+def _nothing(_module: Module, _args: Any) -> None:
+    pass
 
 
 def is_read_unseen(module: Module) -> bool:
-    """Return whether torch does not tell of the weights that a module reads."""
+    """Return whether nobody hears, or may hear, of the weights that a module reads."""
     is_compiled = (
         module._compiled_call_impl is not None
         or "_orig_mod" in module._modules
         or hasattr(module.forward, "_torchdynamo_orig_callable")
     )
-    return is_compiled or isinstance(module, torch.jit.ScriptModule)
+    return is_compiled or isinstance(module, (torch.jit.ScriptModule, TransformerEncoderLayer))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, TransformerEncoderLayer
 
-from deep_optimizer_states.adapter.in_flight import ModuleHook, hookable, is_looked_into
+from deep_optimizer_states.adapter.in_flight import ModuleHook, hookable
 from deep_optimizer_states.adapter.launcher import UpdateLauncher
 from deep_optimizer_states.core.update_worker import UpdateWorker
 
@@ -81,7 +81,8 @@ class LooksInForward:
             module.register_forward_pre_hook(hook)
             for module in hookable(model)
             # What is below torch's encoder layers has no hook, so who contains one looks for it.
-            if module._parameters or any(is_looked_into(part) for part in module.modules())
+            if module._parameters
+            or any(isinstance(part, TransformerEncoderLayer) for part in module.modules())
         ]
 
     def take_down(self) -> None:

@@ -30,6 +30,7 @@ from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.utils import numa, nvtx
 from gathers import wait_for_every_gather
 from late import late
+from limited_device import LimitedDevice
 from packaging.version import Version
 from seams import EmulatedDevice, Faults, steppers
 from torch.autograd import function
@@ -241,7 +242,9 @@ class Trial:
     def __init__(self, block, faults=None, memory=None):
         self.block = block
         faults = faults or Faults(jitter_s=0.0004)
-        self._make_device = functools.partial(EmulatedDevice, faults=faults, memory=memory)
+        self._make_device = functools.partial(EmulatedDevice, faults=faults)
+        if memory is not None:
+            self._make_device = functools.partial(LimitedDevice, faults=faults, memory=memory)
         self.seen, self.is_finite = {}, True
         self._engines = {}
         self._generator = torch.Generator().manual_seed(RANK)

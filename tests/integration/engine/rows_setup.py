@@ -9,13 +9,13 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
 from engines import POLICIES, SMALL_TILES, STRIDE, WIDTH, Case, Trial, answer, play, same
 from late import late
+from limited_device import Memory
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
 from seams import (
     EmulatedDevice,
     Faults,
     HostRoom,
-    Memory,
     UpdateError,
     Wait,
     check_device_adam,

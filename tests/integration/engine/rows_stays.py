@@ -16,15 +16,14 @@ from deepspeed.utils import (
     safe_set_full_grad,
 )
 from engines import SMALL_TILES, STRIDE, WIDTH, Trial, answer, differences, moving, play, same
+from limited_device import LimitedDevice, Memory
 from rows import Rows
 from rows_failures import updates_end_when_waited_for
 from rows_table import CASES, FIRST_CASE, UNUSED_BY_TURNS, evaluate_between, keep
 from seams import (
     HEADROOM,
-    EmulatedDevice,
     HostRoom,
     LateScaled,
-    Memory,
     Sample,
     TileCache,
     cache,
@@ -413,7 +412,7 @@ def without_looks(_folder):
 @contextlib.contextmanager
 def refused_now_and_then():
     """Refuse a piece of device memory now and then; yields the pieces refused."""
-    allocate, pieces, refused = EmulatedDevice.empty_device, itertools.count(1), []
+    allocate, pieces, refused = LimitedDevice.empty_device, itertools.count(1), []
 
     def empty_device(device, numel, dtype):
         number = next(pieces)
@@ -422,7 +421,7 @@ def refused_now_and_then():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return allocate(device, numel, dtype)
 
-    with mock.patch.object(EmulatedDevice, "empty_device", empty_device):
+    with mock.patch.object(LimitedDevice, "empty_device", empty_device):
         yield refused
 
 

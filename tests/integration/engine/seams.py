@@ -24,7 +24,7 @@ from deep_optimizer_states.core import cache
 from deep_optimizer_states.core.cache import Budget, Content, TileCache
 from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave
 from deep_optimizer_states.core.device.base import Wait
-from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults, Memory
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.host import ANYWHERE, HEADROOM, HostRoom
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind

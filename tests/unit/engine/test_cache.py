@@ -18,10 +18,10 @@ from engine_updates import (
     run_once,
     train,
 )
+from limited_device import LimitedDevice, Memory
 
 from deep_optimizer_states.core import cache as core_cache
 from deep_optimizer_states.core.cache import FIRST_WINDOWS, LATEST_WINDOWS, Budget, Content
-from deep_optimizer_states.core.device.emulated import EmulatedDevice, Memory
 from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.policies import LONGEST_WAIT
 
@@ -139,7 +139,7 @@ def skip(budget):
 
 
 def free(total):
-    return EmulatedDevice(ADAM, memory=Memory(total))
+    return LimitedDevice(ADAM, memory=Memory(total))
 
 
 def grown(device, limit=10**9, policy="all-host", order=None):
@@ -301,7 +301,7 @@ def run_beside_a_hog(name, seed, steps=6):
     hog, shares = Hog(memory, seed), []
 
     def make(adam, faults):
-        return EmulatedDevice(adam, faults, memory)
+        return LimitedDevice(adam, faults, memory)
 
     def move(cache, step):
         cache.look()

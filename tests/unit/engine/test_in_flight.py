@@ -228,53 +228,17 @@ def shorter(monkeypatch):
 
 @pytest.mark.parametrize("part", ["model", "encoder", "layer"])
 def test_an_encoder_layer_takes_its_shorter_way_in_evaluation(shorter, part):
-    fixture = Fixture(lambda: Sequential(TransformerEncoder(encoder_layer(), 2), Linear(4, 4)))
-    model = fixture.model.eval()
+    """Which it does only if it has no hook; so nobody waits for single tiles of such a model."""
+    model = Sequential(TransformerEncoder(encoder_layer(), 2), Linear(4, 4)).eval()
+    weights = WeightsInFlight(lambda: model, model.parameters(), Barrier())
+    assert not weights.may_wait
     called = {"model": model, "encoder": model[0], "layer": model[0].layers[1]}[part]
     num_layers = sum(isinstance(it, TransformerEncoderLayer) for it in called.modules())
-    for times in (1, 2):
-        with torch.no_grad():
-            called(torch.ones(1, 2, 4))
-        assert shorter.call_count == times * num_layers  # and at rest, the second time
-    assert {name for name, it in called.named_parameters() if isinstance(it, InFlight)} == set()
-    fixture.weights.give_back()
-    inside = [it for layer in model[0].layers for it in layer.modules()]
-    assert not any(it._forward_pre_hooks for it in inside)
-
-
-def test_a_copy_that_was_made_in_flight_takes_the_shorter_way_too(shorter):
-    fixture = Fixture(encoder_layer)
-    copied = copy.deepcopy(fixture.model).eval()
     with torch.no_grad():
-        copied(torch.ones(1, 2, 4))
-    assert shorter.call_count == 1
-    assert not copied._forward_pre_hooks
-
-
-class OtherForward(TransformerEncoderLayer):
-    def forward(self, x):
-        return torch.Tensor.as_subclass(self.linear1.weight, torch.Tensor) + x.sum()
-
-
-def other_part():
-    layer = encoder_layer()
-    layer.linear1 = type("Mine", (Linear,), {})(4, 8)
-    return layer
-
-
-@pytest.mark.parametrize("make", [lambda: OtherForward(4, 2, 8), other_part])
-def test_an_encoder_layer_with_code_of_the_users_has_hooks(make):
-    """Its code may read weights by what torch does not tell of."""
-    layer = Fixture(make).model
-    assert all(part._forward_pre_hooks for part in layer.modules())
-
-
-def test_in_training_an_encoder_layer_waits_for_what_it_reads():
-    fixture = Fixture(lambda: Sequential(encoder_layer(), encoder_layer()))
-    fixture.model[0](torch.ones(1, 2, 4))
-    assert set(fixture.waited_for) == {
-        f"0.{name}" for name, _ in encoder_layer().named_parameters()
-    }
+        called(torch.ones(1, 2, 4))
+        assert shorter.call_count == num_layers
+        copy.deepcopy(called)(torch.ones(1, 2, 4))
+    assert shorter.call_count == 2 * num_layers
 
 
 def encoder_layer():
@@ -313,8 +277,17 @@ def compiled_forward():
         (compiled_forward, False),
         (lambda: Sequential(torch.compile(Linear(3, 3), backend="eager")), False),
         (lambda: Sequential(torch.jit.script(Linear(3, 3))), False),
+        (lambda: Sequential(encoder_layer()), False),
     ],
-    ids=["plain", "own class", "compiled in place", "compiled forward", "compiled", "scripted"],
+    ids=[
+        "plain",
+        "own class",
+        "compiled in place",
+        "compiled forward",
+        "compiled",
+        "scripted",
+        "torch's encoder layer",
+    ],
 )
 def test_nobody_can_wait_for_single_tiles_where_reads_are_not_seen(make, may_wait):
     model = make()

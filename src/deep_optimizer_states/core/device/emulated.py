@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -31,7 +30,6 @@ from deep_optimizer_states.core.device.base import (
     Stamp,
     Wait,
 )
-from deep_optimizer_states.core.host import DEVICE_MARGIN
 from deep_optimizer_states.core.kernels.adam import AdamScalars, AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.threads import Latch, run_guarded
@@ -58,57 +56,6 @@ class Faults:
     seed: int = 0
     without: frozenset[Wait] = frozenset()
     timeout_s: float = WAIT_TIMEOUT_S
-
-
-class Memory:
-    """A count of device memory, with a limit.
-
-    Attributes:
-        others_bytes: What somebody else than this device's owner has taken, in bytes.
-        used_bytes: What tensors of this device take.
-        peak_bytes: The most that both took so far.
-
-    Args:
-        total_bytes: What there is.
-    """
-
-    def __init__(self, total_bytes: int) -> None:
-        self.total_bytes = total_bytes
-        self.used_bytes = self.others_bytes = self.peak_bytes = 0
-        self._lock = threading.RLock()  # a finaliser may run in the middle of another
-
-    def take_others(self, num_bytes: int) -> None:
-        """Count memory as taken by others, or below 0 as given back.
-
-        Raises:
-            torch.OutOfMemoryError: There is not so much.
-        """
-        self._count("others_bytes", num_bytes)
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Return memory that counts as taken while anything looks at it, 1-D, in bytes.
-
-        Raises:
-            torch.OutOfMemoryError: There is not so much.
-        """
-        self._count("used_bytes", num_bytes)
-        raw = np.empty(num_bytes, dtype=np.uint8)
-        weakref.finalize(raw, self._count, "used_bytes", -num_bytes).atexit = False
-        return torch.from_numpy(raw)
-
-    @property
-    def free_bytes(self) -> int:
-        """What is left."""
-        return self.total_bytes - self.used_bytes - self.others_bytes
-
-    def _count(self, whose: str, num_bytes: int) -> None:
-        with self._lock:
-            if num_bytes > max(0, self.free_bytes):
-                raise torch.OutOfMemoryError(
-                    f"emulated device out of memory: {num_bytes} bytes, {self.free_bytes} are free"
-                )
-            setattr(self, whose, getattr(self, whose) + num_bytes)
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes + self.others_bytes)
 
 
 class _ThreadEvent:
@@ -282,15 +229,10 @@ class EmulatedDevice(Device):
     Args:
         adam: The host kernel, which is also the device's: same bits by construction.
         faults: What a test breaks on purpose.
-        memory: Its memory; None for as much as the host has, of which nobody knows what is free.
     """
 
-    def __init__(
-        self, adam: HostAdam, faults: Faults | None = None, memory: Memory | None = None
-    ) -> None:
+    def __init__(self, adam: HostAdam, faults: Faults | None = None) -> None:
         self._adam = adam
-        self._memory = memory
-        self.tells_memory = memory is not None
         self._faults = faults or Faults()
         self._lanes: list[_ThreadLane] = []
         lane: _ThreadLane | None = None
@@ -318,23 +260,7 @@ class EmulatedDevice(Device):
 
     @override
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
-        if self._memory is None or not numel:
-            return torch.full((numel,), torch.nan, dtype=dtype, device="cpu")
-        return self._memory.take(numel * dtype.itemsize).view(dtype).fill_(torch.nan)
-
-    @override
-    def free_bytes(self) -> int:
-        memory = self._memory
-        return 0 if memory is None else int(memory.free_bytes - DEVICE_MARGIN * memory.total_bytes)
-
-    @override
-    def peak_bytes(self) -> tuple[int, int]:
-        memory = self._memory
-        return (
-            (0, 0)
-            if memory is None
-            else (memory.total_bytes - memory.free_bytes, memory.peak_bytes)
-        )
+        return torch.full((numel,), torch.nan, dtype=dtype, device="cpu")
 
     @override
     def release_slot(self, tensors: Sequence[Tensor]) -> None:
