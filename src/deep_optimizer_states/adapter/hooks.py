@@ -208,7 +208,7 @@ def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
     if engine.zero_optimization_stage() < 3:
         from deepspeed.runtime import engine as module
 
-        from deep_optimizer_states.adapter.zero12 import InterleavedFlatOptimizer
+        from deep_optimizer_states.adapter.zero12.optimizer import InterleavedFlatOptimizer
 
         zero = engine._config.zero_config
         is_given = "sub_group_size" in zero.model_fields_set

@@ -12,14 +12,15 @@ from deep_optimizer_states.adapter import (
     own_stream,
     reshard,
     steppers,
-    zero12,
 )
 from deep_optimizer_states.adapter.homes import StateHomes
 from deep_optimizer_states.adapter.identity import stamped
 from deep_optimizer_states.adapter.launcher import UpdateLauncher
 from deep_optimizer_states.adapter.zero3 import gathers
 from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
-from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
+from deep_optimizer_states.adapter.zero12 import optimizer as zero12
+from deep_optimizer_states.adapter.zero12.gradients import LateScaled
+from deep_optimizer_states.adapter.zero12.stock import FlatHomes
 from deep_optimizer_states.core import cache
 from deep_optimizer_states.core.cache import Budget, Content, TileCache
 from deep_optimizer_states.core.checkpoint import UNFINISHED, BackgroundSave

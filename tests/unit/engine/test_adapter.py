@@ -8,7 +8,7 @@ import pytest
 from deep_optimizer_states.adapter.guard import FINGERPRINTS
 from deep_optimizer_states.adapter.homes import AnyStock
 from deep_optimizer_states.adapter.zero3.stock import Stock
-from deep_optimizer_states.adapter.zero12 import Stock as FlatStock
+from deep_optimizer_states.adapter.zero12.stock import Stock as FlatStock
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "src" / "deep_optimizer_states"
