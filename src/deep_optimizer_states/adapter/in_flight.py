@@ -286,7 +286,7 @@ def _nothing(_module: Module, _args: Any) -> None:
 
 
 def is_read_unseen(module: Module) -> bool:
-    """Return whether nobody hears, or may hear, of the weights that a module reads."""
+    """Return whether reads of a module's weights cannot be waited for one by one."""
     is_compiled = (
         module._compiled_call_impl is not None
         or "_orig_mod" in module._modules
